@@ -1,0 +1,96 @@
+"""Every error that Holdfast raises, split by who must act.
+
+HoldfastError
+├── ConfigError           the caller: a wrong argument, file or script. Always carries a hint.
+├── PeerError             another worker: gone, or it broke the protocol
+│   └── ProtocolError     it sent what no correct peer sends
+├── LedgerError           the ledger
+│   ├── LedgerUnavailable no answer in time; the outcome of a write is unknown
+│   ├── LedgerRefused     it answered no: too large, wrong secret, disk full
+│   ├── LeaseGone         the lease ran out or was revoked
+│   └── WatchGap          changes since that revision are no longer kept; read again
+├── StorageError          a disk or an object store
+│   └── IntegrityError    bytes are not those that were written
+└── NumericsError         arithmetic that would not give the same bits here
+
+Evicted and Stopped are not errors of anyone: they end a worker's loop, and derive from SystemExit so that a
+script's `except Exception` does not swallow them.
+"""
+
+from __future__ import annotations
+
+EXIT_BAD_INPUT = 2
+EXIT_EVICTED = 75  # EX_TEMPFAIL: the agent starts a replacement and does not count it as a failure
+EXIT_STOPPED = 0
+
+
+class HoldfastError(Exception):
+    """An error with one sentence for the person who reads it and, where there is one, what to do about it."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class ConfigError(HoldfastError, ValueError):
+    """The caller asked for something that cannot be done."""
+
+
+class PeerError(HoldfastError):
+    """Another worker is gone or cannot be reached."""
+
+
+class ProtocolError(PeerError):
+    """A peer sent something that no correct peer sends."""
+
+
+class LedgerError(HoldfastError):
+    """The ledger did not do what was asked."""
+
+
+class LedgerUnavailable(LedgerError):
+    """No answer in time. A write may or may not have happened."""
+
+
+class LedgerRefused(LedgerError):
+    """The ledger answered, and the answer was no."""
+
+
+class LeaseGone(LedgerError):
+    """The lease ran out or was revoked, and its keys are deleted."""
+
+
+class WatchGap(LedgerError):
+    """The changes asked for are no longer kept: read the prefix again and watch from there."""
+
+
+class StorageError(HoldfastError):
+    """A disk or an object store failed."""
+
+
+class IntegrityError(StorageError):
+    """Bytes that were read are not those that were written."""
+
+
+class NumericsError(HoldfastError):
+    """This machine's arithmetic does not give the bits that the run's does."""
+
+
+class Evicted(SystemExit):
+    """The others went on without this worker. Its process ends; its slot comes back as a joiner."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(EXIT_EVICTED)
+        self.reason = reason
+
+
+class Stopped(SystemExit):
+    """This worker left in order, or the whole run was asked to stop."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(EXIT_STOPPED)
+        self.reason = reason

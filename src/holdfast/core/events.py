@@ -1,0 +1,33 @@
+"""The event vocabulary: what agents and workers write down about a run, and the fields each event has.
+
+Every event also has `t` (seconds since 1970), `who` (a worker id or "agent") and `kind`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# kind -> its fields. A field that does not apply is left out.
+KINDS: Final[dict[str, tuple[str, ...]]] = {
+    # written by the agent
+    "agent_started": ("pid", "took_over", "workers", "spares", "script"),
+    "agent_stopped": ("reason", "exit_code"),
+    "worker_started": ("worker", "pid"),
+    "worker_exited": ("worker", "pid", "exit_code", "signal", "reason"),
+    "scaled": ("workers", "was"),
+    "run_finished": ("step", "digest", "exit_code"),
+    # written by workers
+    "registered": ("address",),
+    "view": ("view", "members", "reason", "step"),
+    "lost": ("view", "peer", "reason", "step"),
+    "recovered": ("view", "step", "duration_s", "recomputed_shards"),
+    "joined": ("view", "step", "duration_s", "bytes"),
+    "progress": ("view", "step", "steps", "metrics", "samples_per_s", "workers"),
+    "ledger_down": ("reason",),
+    "ledger_up": ("down_s",),
+    "evicted": ("view", "reason"),
+    "left": ("step", "reason"),
+    "finished": ("step", "digest", "view"),
+    "failed": ("reason",),
+    "warning": ("text",),
+}

@@ -1,0 +1,95 @@
+"""The words of the protocol as types: worker ids, views, registrations, and the ledger keys they live under."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from holdfast.core.errors import ProtocolError
+
+# Keys of a run in the ledger. All are relative to the run; an implementation may add a prefix of its own.
+KEY_CONFIG = "config"  # what every worker of the run must agree on; created by the first
+KEY_SIZE = "size"  # {"workers": N}: how many workers a view should have
+KEY_VIEW = "view"  # the current view
+KEY_WORKERS = "worker/"  # + id: a registration, under the worker's lease
+KEY_STOP = "stop"  # {"reason": ...}: finish the step and leave in order
+KEY_DONE = "done"  # {"step": N, "digest": ...}: the run is finished
+KEY_INCARNATIONS = "incarnation/"  # + slot: how many workers this slot has had
+
+
+@dataclass(frozen=True)
+class View:
+    """An agreed membership. Numbers grow by one; members are worker ids in rank order."""
+
+    number: int
+    members: tuple[str, ...]
+    reason: str = ""
+
+    def rank(self, worker: str) -> int:
+        return self.members.index(worker)
+
+    def encode(self) -> bytes:
+        return encode_json({"number": self.number, "members": list(self.members), "reason": self.reason})
+
+    @classmethod
+    def decode(cls, data: bytes) -> View:
+        fields = decode_json(data)
+        try:
+            return cls(int(fields["number"]), tuple(map(str, fields["members"])), str(fields["reason"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"not a view: {data[:80]!r}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registration:
+    """What a worker says of itself in the ledger. `pid_started` guards against a reused process id."""
+
+    id: str
+    host: str
+    pid: int
+    pid_started: int
+    address: str  # "unix:/path" or "tcp:host:port"
+    fingerprint: str  # of this machine's arithmetic
+
+    def encode(self) -> bytes:
+        return encode_json(asdict(self))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Registration:
+        fields = decode_json(data)
+        try:
+            return cls(
+                id=str(fields["id"]),
+                host=str(fields["host"]),
+                pid=int(fields["pid"]),
+                pid_started=int(fields["pid_started"]),
+                address=str(fields["address"]),
+                fingerprint=str(fields["fingerprint"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"not a registration: {data[:80]!r}") from error
+
+
+def worker_id(slot: int, incarnation: int) -> str:
+    """`w3.2` is the second worker that slot 3 has had."""
+    return f"w{slot}.{incarnation}"
+
+
+def slot_of(worker: str) -> int:
+    return int(worker[1:].partition(".")[0])
+
+
+def encode_json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode_json(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not JSON: {data[:80]!r}") from error
+    if not isinstance(value, dict):
+        raise ProtocolError(f"not a JSON object: {data[:80]!r}")
+    return value

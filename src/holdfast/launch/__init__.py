@@ -1,0 +1,1 @@
+"""The agent: starts, watches and replaces the workers of a host, and serves them the embedded ledger."""
