@@ -14,6 +14,7 @@ KEY_CONFIG = "config"  # what every worker of the run must agree on; created by 
 KEY_SIZE = "size"  # {"workers": N}: how many workers a view should have
 KEY_VIEW = "view"  # the current view
 KEY_WORKERS = "worker/"  # + id: a registration, under the worker's lease
+KEY_DEAD = "dead/"  # + id: the agent saw this worker's process end
 KEY_STOP = "stop"  # {"reason": ...}: finish the step and leave in order
 KEY_DONE = "done"  # {"step": N, "digest": ...}: the run is finished
 KEY_INCARNATIONS = "incarnation/"  # + slot: how many workers this slot has had

@@ -1,0 +1,191 @@
+"""What goes into the machine and what comes out: messages between members, events, effects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.core.words import View
+from holdfast.membership.view_rules import LedgerState, Report
+
+# ---- messages between members. The group that carries them belongs to one view, whose number is on each.
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """My sums for this step are whole. `change`: the ledger shows one; `leaving`, `stop`: after this step."""
+
+    step: int
+    shards: tuple[int, ...]
+    change: bool = False
+    leaving: bool = False
+    stop: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """My slice of the sum is there for all to read."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The reduced gradient of a step, for a member that missed it."""
+
+    step: int
+
+
+Message = Report | Ready | Done | Result
+
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSaw:
+    state: LedgerState
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    view: int
+    peer: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    view: int
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The user's loop is through with the shards it was given."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The snapshot of a view's plan is in place."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+Event = LedgerSaw | Heard | PeerLost | Computed | Reduced | Applied | Loaded | LeaveAsked | Tick
+
+
+# ---- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Take a lease and register: our registration is not in the ledger, and nobody has gone on without us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deregister:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    view: View
+    expected: int  # revision of the view that it follows
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Connect to all members of the view."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close every connection of the view, so that the others notice at once."""
+
+    view: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """Send the kept gradient of a step."""
+
+    to: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Capture the state at the start of `step` and let joiners fetch it until the step commits."""
+
+    step: int
+    to: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    step: int
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Hand these shards of the step to the user's loop; sums already held are kept."""
+
+    step: int
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    step: int
+    shards: tuple[tuple[str, tuple[int, ...]], ...]  # who brings which, in rank order
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The reduced gradient is whole: the user's loop applies it."""
+
+    step: int
+    received: bool  # from a peer, rather than by taking part in the reduction
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    kind: str  # "evicted", "left", "stopped", "done"
+    reason: str
+
+
+Effect = (
+    Register | Deregister | Propose | Open | Drop | Broadcast | Give | Serve | Fetch | Compute | Reduce | Commit | End
+)

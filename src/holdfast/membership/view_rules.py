@@ -1,0 +1,196 @@
+"""The rules of views and steps as pure functions: who proposes what, how members get level, who computes what.
+
+Each decision carries its reason, so that a log can say why and a test can ask why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from holdfast.core.words import View
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A worker that has a live lease. `created` is the ledger revision of its registration."""
+
+    id: str
+    created: int
+
+
+@dataclass(frozen=True)
+class LedgerState:
+    """What the ledger says, as this worker last saw it."""
+
+    view: View | None = None
+    view_revision: int = 0
+    registered: tuple[Registered, ...] = ()  # by `created`
+    dead: frozenset[str] = frozenset()  # whose process an agent saw end
+    size: int = 1
+    stop: str = ""
+    done: bool = False
+
+    @cached_property
+    def ids(self) -> frozenset[str]:
+        return frozenset(worker.id for worker in self.registered)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long the machine waits for what. All are upper bounds on politeness, none is needed for safety."""
+
+    start_wait_s: float = 30.0  # for the other workers of a new run
+    grace_s: float = 0.5  # for the ledger to say who died, after a connection broke
+    propose_again_s: float = 1.0  # after a proposal of which nothing was heard
+    abandon_s: float = 60.0  # until a worker that nobody saw die is given up together with its state
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A view to propose, or None; and why."""
+
+    view: View | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a member tells the others when a view forms: where it stands."""
+
+    next: int | None  # the first step it has not applied; None: it has no state yet
+    held: tuple[int, ...] = ()  # shards of that step whose sums it holds
+    kept: bool = False  # it still has the reduced gradient of step next-1
+    digest: str = ""  # of its initial state, where `next` is None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the members of a view get level, and the shards of the step they then work on."""
+
+    step: int
+    assignment: Mapping[str, tuple[int, ...]]
+    gives: Mapping[str, str] = field(default_factory=dict)  # who lacks step-1's gradient -> who sends it
+    fetches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # who lacks state -> who has it
+    evicted: Mapping[str, str] = field(default_factory=dict)  # who cannot be made level -> why
+
+
+def propose_next(
+    me: str,
+    ledger: LedgerState,
+    *,
+    has_state: bool,
+    planned: bool,
+    leaving: frozenset[str],
+    waited_s: float,
+    timing: Timing,
+) -> Decision:
+    """What `me`, a member of the ledger's view whose group is gone, should propose to come after it.
+
+    The first member that is still registered proposes. One without state may leave out another only when that
+    one is known to be dead: a worker that merely hangs may be the last that has the training's state.
+    """
+    view = ledger.view
+    assert view is not None and me in view.members
+    ids = ledger.ids
+    live = [member for member in view.members if member in ids and member not in leaving]
+    if not live or live[0] != me:
+        return Decision(None, f"waiting for {live[0] if live else 'the ledger'} to propose view {view.number + 1}")
+    gone = [member for member in view.members if member not in live]
+    if not has_state and waited_s < timing.abandon_s:
+        unsure = [member for member in gone if member not in ledger.dead]
+        if unsure:
+            return Decision(None, f"waiting for {unsure[0]}, which may have the state of the training")
+    room = max(0, ledger.size - len(live))
+    joining = [worker.id for worker in ledger.registered if worker.id not in view.members][:room]
+    if not gone and not planned and waited_s < timing.grace_s:
+        return Decision(None, "waiting for the ledger to say who was lost")
+    reason = _reason(gone, joining, leaving)
+    return Decision(View(view.number + 1, (*live, *joining), reason), reason)
+
+
+def _reason(gone: Sequence[str], joining: Sequence[str], leaving: frozenset[str]) -> str:
+    parts = []
+    lost = [member for member in gone if member not in leaving]
+    left = [member for member in gone if member in leaving]
+    if lost:
+        parts.append(f"lost {', '.join(lost)}")
+    if left:
+        parts.append(f"{', '.join(left)} left")
+    if joining:
+        parts.append(f"{', '.join(joining)} joined")
+    return "; ".join(parts) or "a connection broke"
+
+
+def propose_first(me: str, ledger: LedgerState, *, waited_s: float, timing: Timing) -> Decision:
+    """What a worker outside the view should propose: a view of new workers, if nobody is left to take it in."""
+    ids = ledger.ids
+    view = ledger.view
+    if view is not None:
+        left = [member for member in view.members if member in ids]
+        if left:
+            return Decision(None, f"waiting for {left[0]} to take it in")
+        unsure = [member for member in view.members if member not in ledger.dead]
+        if unsure and waited_s < timing.abandon_s:
+            return Decision(None, f"waiting for {unsure[0]}, which may still be alive")
+    outside = [worker.id for worker in ledger.registered]
+    if not outside or outside[0] != me:
+        return Decision(None, "waiting for the first worker to propose a view")
+    if len(outside) < ledger.size and waited_s < timing.start_wait_s:
+        return Decision(None, f"waiting for workers: {len(outside)} of {ledger.size} are here")
+    number = view.number + 1 if view else 1
+    reason = f"all workers of view {view.number} are lost" if view else "the run starts"
+    return Decision(View(number, tuple(outside[: ledger.size]), reason), reason)
+
+
+def reconcile(view: View, reports: Mapping[str, Report], shards: int) -> Plan:
+    """How the members of a new view get level. Every member computes the same plan from the same reports."""
+    positions = {member: reports[member].next for member in view.members}
+    known = [position for position in positions.values() if position is not None]
+    if not known:
+        return _origin(view, reports, shards)
+    step = max(known)
+    ahead = [member for member in view.members if positions[member] == step]
+    givers = [member for member in ahead if reports[member].kept]
+    gives: dict[str, str] = {}
+    evicted: dict[str, str] = {}
+    fetches: dict[str, tuple[str, ...]] = {}
+    for member in view.members:
+        position = positions[member]
+        if position is None:
+            fetches[member] = tuple(ahead)
+        elif position == step - 1 and givers:
+            gives[member] = givers[len(gives) % len(givers)]
+        elif position < step:
+            evicted[member] = f"it is at step {position}, and nobody holds what leads from there to step {step}"
+    held = {member: frozenset(reports[member].held) if member in ahead else frozenset() for member in view.members}
+    able = [member for member in view.members if member not in fetches and member not in evicted]
+    return Plan(step, assign(shards, able, held), gives, fetches, evicted)
+
+
+def _origin(view: View, reports: Mapping[str, Report], shards: int) -> Plan:
+    """Nobody has state: the first member's initial state is the run's."""
+    digest = reports[view.members[0]].digest
+    same = [member for member in view.members if reports[member].digest == digest]
+    fetches = {member: tuple(same) for member in view.members if member not in same}
+    return Plan(0, assign(shards, same, {}), {}, fetches, {})
+
+
+def assign(
+    shards: int, able: Sequence[str], held: Mapping[str, frozenset[int]] | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Shards for each of `able`, as even as what they already hold allows. Ranges are contiguous where they can be."""
+    kept = {member: (held or {}).get(member, frozenset()) for member in able}
+    missing = [shard for shard in range(shards) if not any(shard in have for have in kept.values())]
+    wanted = dict.fromkeys(able, 0)
+    for _ in missing:
+        least = min(able, key=lambda member: len(kept[member]) + wanted[member])
+        wanted[least] += 1
+    result: dict[str, tuple[int, ...]] = {}
+    start = 0
+    for member in able:
+        stop = start + wanted[member]
+        result[member] = tuple(sorted(kept[member] | set(missing[start:stop])))
+        start = stop
+    return result

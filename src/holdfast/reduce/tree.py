@@ -1,0 +1,84 @@
+"""The shape of the canonical sum (pure).
+
+Floating-point addition does not associate, so a step's sum over shards 0..V-1 has one shape, whoever computes
+which shard: a binary tree over the range [0, V). A range is cut at the largest power of two below its length, so
+every left part is a full tree and ranges line up however many workers there are.
+
+A worker adds its own shards as far as this tree allows; what it then holds are the sums of a few ranges
+(`cover`). Adding the ranges of all workers in `expression` order gives the same bits in every case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+Range = tuple[int, int]  # shards [start, stop) whose sum is one node of the tree
+Expression = int | tuple["Expression", "Expression"]  # a leaf's position in a sequence, or a sum of two
+
+
+def split(node: Range) -> tuple[Range, Range]:
+    """The two halves that a node is the sum of. Only for nodes of more than one shard."""
+    start, stop = node
+    length = stop - start
+    assert length > 1, node
+    middle = start + (1 << ((length - 1).bit_length() - 1))
+    return (start, middle), (middle, stop)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The tree over `shards` shards. `parents` maps each node but the root to (parent, sibling)."""
+
+    shards: int
+    parents: Mapping[Range, tuple[Range, Range]]
+
+    @property
+    def root(self) -> Range:
+        return (0, self.shards)
+
+    def cover(self, shards: Iterable[int]) -> tuple[Range, ...]:
+        """The fewest nodes that together are exactly these shards, in order."""
+        return tuple(self._cover(self.root, frozenset(shards)))
+
+    def _cover(self, node: Range, wanted: frozenset[int]) -> list[Range]:
+        inside = sum(1 for shard in range(*node) if shard in wanted)
+        if inside == 0:
+            return []
+        if inside == node[1] - node[0]:
+            return [node]
+        left, right = split(node)
+        return self._cover(left, wanted) + self._cover(right, wanted)
+
+    def expression(self, nodes: Sequence[Range]) -> Expression:
+        """How to add these nodes, which must cover every shard once, up to the root."""
+        positions = {node: position for position, node in enumerate(nodes)}
+        assert len(positions) == len(nodes), f"a node is there twice: {nodes}"
+        used: list[int] = []
+        result = self._expression(self.root, positions, used)
+        assert len(used) == len(nodes), f"nodes overlap: {nodes}"
+        return result
+
+    def _expression(self, node: Range, positions: Mapping[Range, int], used: list[int]) -> Expression:
+        position = positions.get(node)
+        if position is not None:
+            used.append(position)
+            return position
+        assert node[1] - node[0] > 1, f"shard {node[0]} is missing"
+        left, right = split(node)
+        return self._expression(left, positions, used), self._expression(right, positions, used)
+
+
+@lru_cache(maxsize=64)
+def tree_over(shards: int) -> Tree:
+    parents: dict[Range, tuple[Range, Range]] = {}
+    todo = [(0, shards)]
+    while todo:
+        node = todo.pop()
+        if node[1] - node[0] > 1:
+            left, right = split(node)
+            parents[left] = (node, right)
+            parents[right] = (node, left)
+            todo += [left, right]
+    return Tree(shards, parents)
