@@ -1,0 +1,98 @@
+"""A client's connection to the ledger's server: a blocking unix socket on which every wait has a deadline."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import ConfigError, LedgerRefused, LedgerUnavailable, PeerError, ProtocolError
+from holdfast.ledger.handshake import client_handshake
+from holdfast.ledger.wire import PURPOSE, take_frame
+
+SOCKET_PATH_BYTES_MAX = 107  # of sockaddr_un, without its final zero
+RETRY_S_MIN = 0.005
+_RETRY_S_MAX = 0.1
+_RECEIVE_BYTES = 64 * 1024
+
+
+class Channel:
+    """A proven connection, for one thread at a time; `interrupt` may come from any."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._input = bytearray()
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Send all of it. Raises OSError, in which case the last byte was not sent."""
+        self._sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        self._sock.sendall(data)
+
+    def receive(self, deadline: float) -> dict[str, Any] | None:
+        """The next message; None if there was none in time. Raises OSError and ProtocolError."""
+        while True:
+            message = take_frame(self._input)
+            if message is not None:
+                return message
+            self._sock.settimeout(max(deadline - time.monotonic(), 0))
+            try:
+                data = self._sock.recv(_RECEIVE_BYTES)
+            except (BlockingIOError, TimeoutError):
+                return None
+            if not data:
+                raise ConnectionResetError("the ledger closed the connection")
+            self._input += data
+
+    def interrupt(self) -> None:
+        """Make whoever waits in `receive` find the connection closed."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is closed already
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def connect(
+    path: Path, secret: bytes, deadline: float, handshake_deadline: float, *, closed: Callable[[], bool]
+) -> Channel:
+    """Connect and shake hands; at least one attempt, then more until `deadline` or until `closed()`.
+
+    Raises LedgerUnavailable, or LedgerRefused at once if a stranger listens there.
+    """
+    retry_s = RETRY_S_MIN
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(max(handshake_deadline - time.monotonic(), 0.001))
+            sock.connect(os.fspath(path))
+            client_handshake(sock, secret, handshake_deadline, purpose=PURPOSE)
+            return Channel(sock)
+        except ProtocolError as error:
+            sock.close()
+            raise LedgerRefused(
+                f"whoever listens on {path} is not this run's ledger: {error.message}",
+                hint="use the secret of the run that the agent on this host serves",
+            ) from error
+        except (OSError, PeerError) as error:
+            sock.close()
+            if closed() or time.monotonic() + retry_s >= deadline:
+                raise LedgerUnavailable(f"the ledger on {path} cannot be reached: {error}") from error
+        except BaseException:
+            sock.close()
+            raise
+        time.sleep(retry_s)
+        retry_s = min(2 * retry_s, _RETRY_S_MAX)
+
+
+def check_socket_path(path: Path) -> None:
+    length = len(os.fsencode(path))
+    if length > SOCKET_PATH_BYTES_MAX:
+        raise ConfigError(
+            f"the ledger's socket path has {length} bytes, the system allows {SOCKET_PATH_BYTES_MAX}: {path}",
+            hint="use a shorter directory for sockets, for example one under /tmp",
+        )

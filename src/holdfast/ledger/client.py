@@ -1,0 +1,247 @@
+"""The embedded ledger's client: port.Ledger over the server's unix socket.
+
+Every call has a deadline, within which the client connects anew if it must, for instance because the agent was
+replaced. What can be repeated without harm is repeated when the connection breaks. A write whose request may have
+arrived is not: it raises LedgerUnavailable, and the caller reads to learn what happened.
+
+Threads: calls from any thread take turns on one connection. A watch has a connection of its own and belongs to one
+thread; closing it, or the ledger, may come from any thread and wakes whoever waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from holdfast.core.errors import LedgerUnavailable, PeerError, ProtocolError
+from holdfast.ledger import wire
+from holdfast.ledger.channel import RETRY_S_MIN, Channel, check_socket_path, connect
+from holdfast.ledger.machine import check_key, check_prefix, check_ttl, check_value
+from holdfast.ledger.port import Change, Entry, Reading
+from holdfast.ledger.wire import Request
+
+TIMEOUT_S = 2.0
+_REPEATABLE = ("get", "read", "keep_alive", "revoke")
+_HANDSHAKE_S_MIN = 0.25  # a watch that is only polled still gives a server this long to prove itself
+
+Answer = TypeVar("Answer")
+
+
+class EmbeddedLedger:
+    """The ledger that an EmbeddedServer serves on `socket_path`. It connects with the first call."""
+
+    def __init__(self, socket_path: Path, secret: bytes, *, timeout_s: float = TIMEOUT_S) -> None:
+        check_socket_path(socket_path)
+        self._socket_path = socket_path
+        self._secret = secret
+        self._timeout_s = timeout_s
+        self._turn = threading.Lock()  # whoever holds it owns the connection and the ids
+        self._channel: Channel | None = None
+        self._last_id = 0
+        self._closed = False
+        self._watches: weakref.WeakSet[EmbeddedWatch] = weakref.WeakSet()
+
+    def get(self, key: str) -> Entry | None:
+        check_key(key)
+        request = Request(id=0, op="get", key=key)
+        return self._call(request, lambda row: None if row is None else wire.decode_entry(row))
+
+    def read(self, prefix: str) -> Reading:
+        check_prefix(prefix)
+        return self._call(Request(id=0, op="read", prefix=prefix), _decode_reading)
+
+    def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
+        check_key(key)
+        check_value(value)
+        request = Request(id=0, op="put", key=key, value=value, lease=lease)
+        return self._call(request, wire.decode_integer)
+
+    def compare_and_set(self, key: str, value: bytes, *, expected: int, lease: int = 0) -> int | None:
+        check_key(key)
+        check_value(value)
+        request = Request(id=0, op="compare_and_set", key=key, value=value, lease=lease, expected=expected)
+        return self._call(request, lambda result: None if result is None else wire.decode_integer(result))
+
+    def delete(self, key: str) -> bool:
+        check_key(key)
+        return self._call(Request(id=0, op="delete", key=key), bool)
+
+    def grant(self, ttl_s: float) -> int:
+        check_ttl(ttl_s)
+        return self._call(Request(id=0, op="grant", ttl_s=ttl_s), wire.decode_integer)
+
+    def keep_alive(self, lease: int) -> float:
+        return self._call(Request(id=0, op="keep_alive", lease=lease), wire.decode_seconds)
+
+    def revoke(self, lease: int) -> None:
+        self._call(Request(id=0, op="revoke", lease=lease), bool)
+
+    def watch(self, prefix: str, *, revision: int) -> EmbeddedWatch:
+        check_prefix(prefix)
+        if self._closed:
+            raise LedgerUnavailable("this ledger is closed")
+        watch = EmbeddedWatch(self._socket_path, self._secret, prefix, revision)
+        self._watches.add(watch)
+        return watch
+
+    def close(self) -> None:
+        self._closed = True
+        for watch in tuple(self._watches):
+            watch.close()
+        channel = self._channel
+        if channel is not None:
+            channel.interrupt()  # wakes a call that waits for its answer
+        with self._turn:
+            self._drop()
+
+    # -- inside
+
+    def _call(self, request: Request, decode: Callable[[Any], Answer]) -> Answer:
+        deadline = time.monotonic() + self._timeout_s
+        if not self._turn.acquire(timeout=self._timeout_s):
+            raise LedgerUnavailable("other calls to the ledger are still waiting for their answers")
+        try:
+            while True:
+                channel = self._connected(deadline)
+                self._last_id += 1
+                try:
+                    channel.send(wire.encode_request(replace(request, id=self._last_id)), deadline)
+                except OSError as error:
+                    # It did not leave us whole, so the server cannot have acted on it: repeat whatever it is.
+                    self._drop()
+                    _check_time(deadline, error)
+                    continue
+                try:
+                    return decode(self._result(channel, deadline))
+                except (OSError, PeerError) as error:
+                    self._drop()  # a late answer must not be taken for that of the next call
+                    if request.op not in _REPEATABLE:
+                        raise LedgerUnavailable(f"the {request.op} may or may not have happened: {error}") from error
+                    _check_time(deadline, error)
+                    time.sleep(RETRY_S_MIN)
+        finally:
+            self._turn.release()
+
+    def _connected(self, deadline: float) -> Channel:
+        if self._closed:
+            raise LedgerUnavailable("this ledger is closed")
+        if self._channel is None:
+            self._channel = connect(self._socket_path, self._secret, deadline, deadline, closed=lambda: self._closed)
+        return self._channel
+
+    def _result(self, channel: Channel, deadline: float) -> Any:
+        """The `result` of the reply, or its message with the entries of all its frames."""
+        entries: list[Any] = []
+        while True:
+            message = channel.receive(deadline)
+            if message is None:
+                raise TimeoutError("no answer in time")
+            if message.get("id") != self._last_id:
+                raise ProtocolError("the server answered another request")
+            error = wire.decode_error(message)
+            if error is not None:
+                raise error
+            if "result" in message:
+                return message["result"]
+            more = message.get("entries")
+            if not isinstance(more, list):
+                raise ProtocolError("the server answered without a result")
+            entries += more
+            if not message.get("more"):
+                return {**message, "entries": entries}
+
+    def _drop(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+class EmbeddedWatch:
+    """port.Watch. It connects with the first `next`, and anew whenever the connection broke.
+
+    A server that is stopped, but not dead, looks like one where nothing changes: calls to the ledger tell.
+    """
+
+    def __init__(self, socket_path: Path, secret: bytes, prefix: str, revision: int) -> None:
+        self._socket_path = socket_path
+        self._secret = secret
+        self._prefix = prefix
+        self._revision = revision  # everything up to here has been handed out
+        self._turn = threading.Lock()  # whoever holds it owns the connection
+        self._channel: Channel | None = None
+        self._closed = False
+
+    def next(self, timeout_s: float) -> tuple[Change, ...]:
+        deadline = time.monotonic() + timeout_s
+        try:
+            with self._turn:
+                return self._next(deadline)
+        finally:
+            self._drop_if_closed()
+
+    def close(self) -> None:
+        self._closed = True
+        channel = self._channel
+        if channel is not None:
+            channel.interrupt()
+        self._drop_if_closed()
+
+    def _next(self, deadline: float) -> tuple[Change, ...]:
+        while True:
+            if self._closed:
+                raise LedgerUnavailable("this watch is closed")
+            try:
+                if self._channel is None:
+                    self._channel = self._connected(deadline)
+                message = self._channel.receive(deadline)
+                if message is None:
+                    return ()
+                error = wire.decode_error(message)
+                if error is not None:
+                    self._drop()
+                    raise error
+                changes, self._revision = wire.decode_changes(message)
+                if changes:
+                    return changes
+            except (OSError, PeerError) as error:
+                self._drop()
+                if not self._closed:
+                    _check_time(deadline, error)
+
+    def _connected(self, deadline: float) -> Channel:
+        patience = max(deadline, time.monotonic() + _HANDSHAKE_S_MIN)
+        channel = connect(self._socket_path, self._secret, deadline, patience, closed=lambda: self._closed)
+        try:
+            request = Request(id=0, op="watch", prefix=self._prefix, revision=self._revision)
+            channel.send(wire.encode_request(request), patience)
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    def _drop_if_closed(self) -> None:
+        """Both `close` and a `next` that it woke end here; whoever comes last finds the turn free."""
+        if self._closed and self._turn.acquire(blocking=False):
+            self._drop()
+            self._turn.release()
+
+    def _drop(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+def _decode_reading(message: Any) -> Reading:
+    if not isinstance(message, dict):
+        raise ProtocolError("the server answered without entries")
+    return Reading(wire.decode_entries(message.get("entries")), wire.decode_integer(message.get("revision")))
+
+
+def _check_time(deadline: float, error: Exception) -> None:
+    if time.monotonic() >= deadline:
+        raise LedgerUnavailable(f"the ledger does not answer: {error}") from error
