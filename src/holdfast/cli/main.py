@@ -1,0 +1,159 @@
+"""The command line: `holdfast run`, `status`, `scale`, `stop`, `runs`. Starts without torch.
+
+Exit codes: 0 finished or done; 2 bad input, with one sentence and a hint; 130 and 143 stopped by Ctrl-C or SIGTERM;
+otherwise the script's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any, NoReturn
+
+from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError
+from holdfast.launch.environment import PATHS
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence with a hint, as every other error does."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message, hint=f"see `{self.prog} --help`")
+
+
+def entry() -> NoReturn:
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    try:
+        options = _parser().parse_args(arguments)
+        return int(options.command(options))
+    except HoldfastError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 141
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="holdfast", description="Training that goes on, exactly, while the machines under it fail.")
+    parser.add_argument("--version", action="version", version=f"holdfast {_version()}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    _add_run(commands.add_parser("run", help="train a script with several workers on this host"))
+
+    status = _with_run(commands.add_parser("status", help="how a run is doing"))
+    status.add_argument("--json", action="store_true", help="for programs")
+    status.set_defaults(command=_status)
+
+    scale = _with_run(commands.add_parser("scale", help="change the number of workers of a run"))
+    scale.add_argument("workers", type=int, metavar="N")
+    scale.set_defaults(command=_scale)
+
+    stop = _with_run(commands.add_parser("stop", help="finish the step and leave in order"))
+    stop.set_defaults(command=_stop)
+
+    runs = commands.add_parser("runs", help="list the runs of this host")
+    _add_directory(runs)
+    runs.set_defaults(command=_runs)
+    return parser
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.usage = (
+        "holdfast run --workers N [options] script.py [arguments]\n"
+        "       holdfast run --workers N [options] -m module [arguments]"
+    )
+    run.description = "Train a script with N workers. The same --run name again takes over a run whose agent died."
+    run.add_argument("--workers", type=int, required=True, metavar="N", help="how many workers train")
+    run.add_argument("--spares", type=int, default=0, metavar="K", help="workers that wait to replace others")
+    run.add_argument("--run", metavar="NAME", help="the run's name (default: the script's and the time)")
+    run.add_argument("--restarts", type=int, default=100, metavar="R", help="replacements at most (default: 100)")
+    run.add_argument("--threads", type=int, default=1, metavar="T", help="compute threads of each (default: 1)")
+    run.add_argument("--path", choices=PATHS, default="auto", help="how gradients travel (default: auto)")
+    run.add_argument("--listen", default="", metavar="HOST[:FIRST-LAST]", help="listen on TCP, on these ports")
+    run.add_argument("--lease", type=float, default=2.0, metavar="S", help="seconds until a silent worker is hung")
+    _add_directory(run)
+    # Everything from the script on is the script's own, whatever it looks like.
+    run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a module")
+    run.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
+    run.set_defaults(command=_run)
+
+
+def _with_run(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("run", metavar="RUN")
+    _add_directory(parser)
+    return parser
+
+
+def _add_directory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dir", metavar="DIR", help="where runs are kept (default: $HOLDFAST_DIR or ~/.holdfast)")
+
+
+def _version() -> str:
+    try:
+        return metadata.version("holdfast")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _run(options: argparse.Namespace) -> int:
+    from holdfast.launch.agent import run_agent
+    from holdfast.launch.directory import fresh_name, home_directory
+    from holdfast.launch.settings import RunSettings
+
+    module = options.module is not None
+    words = list(options.module if module else options.script)
+    if words and words[0] == "--":
+        del words[0]
+    if not words:
+        raise ConfigError("there is nothing to run", hint="name a script: holdfast run --workers 2 train.py")
+    if words[0].startswith("-"):
+        raise ConfigError(f"unknown option {words[0]}", hint="see `holdfast run --help`")
+    home = home_directory(options.dir)
+    settings = RunSettings(
+        name=options.run if options.run is not None else fresh_name(home, words[0], now=time.time()),
+        script=words[0],
+        arguments=tuple(words[1:]),
+        module=module,
+        workers=options.workers,
+        spares=options.spares,
+        restarts=options.restarts,
+        threads=options.threads,
+        path=options.path,
+        listen=options.listen,
+        lease_s=options.lease,
+    )
+    return run_agent(settings, home)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from holdfast.cli.status import show_status
+
+    return show_status(options.run, options.dir, as_json=options.json)
+
+
+def _runs(options: argparse.Namespace) -> int:
+    from holdfast.cli.status import show_runs
+
+    return show_runs(options.dir)
+
+
+def _scale(options: argparse.Namespace) -> int:
+    from holdfast.cli.control import scale
+
+    return scale(options.run, options.dir, options.workers)
+
+
+def _stop(options: argparse.Namespace) -> int:
+    from holdfast.cli.control import stop
+
+    return stop(options.run, options.dir)

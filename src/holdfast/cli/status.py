@@ -1,0 +1,127 @@
+"""`holdfast status` and `holdfast runs`: what the run directory, the ledger and /proc say of a run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from holdfast.cli.control import find_run, ledger_of
+from holdfast.core.errors import LedgerError, ProtocolError
+from holdfast.core.words import KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_json
+from holdfast.events import read_events
+from holdfast.launch.directory import RunDirectory, home_directory, run_names
+from holdfast.launch.proc import find_workers, process_state
+from holdfast.launch.summary import RunRecord
+
+
+def show_status(name: str, home: str | None, *, as_json: bool) -> int:
+    status = gather(find_run(name, home))
+    if as_json:
+        print(json.dumps(status, indent=1))
+    else:
+        print("\n".join(_lines(status)))
+    return 0
+
+
+def show_runs(home: str | None) -> int:
+    place = home_directory(home)
+    names = run_names(place)
+    if not names:
+        print(f"no runs in {place}")
+    for name in names:
+        status = gather(RunDirectory(place, name))
+        print(f"{name:<40} {status['state']:<10} step {status['step']}")
+    return 0
+
+
+def gather(directory: RunDirectory) -> dict[str, Any]:
+    """Everything that is known. The ledger is asked if an agent serves it; the events tell the rest."""
+    record = RunRecord()
+    for event in read_events(directory.events):
+        try:
+            record.feed(event)
+        except (KeyError, TypeError, ValueError):
+            continue
+    described = directory.read()
+    living = {found.worker: found.pid for found in find_workers(directory.path)}
+    agent = directory.agent()
+    status: dict[str, Any] = {
+        "run": directory.name,
+        "directory": str(directory.path),
+        "state": _state(record, agent, bool(living)),
+        "agent": agent,
+        "step": record.step,
+        "steps": record.steps or None,
+        "metrics": record.metrics,
+        "samples_per_s": record.samples_per_s,
+        "view": record.view,
+        "members": list(record.members),
+        "target": described.get("workers"),
+        "spares": described.get("spares"),
+        "failures_survived": record.failures,
+        "evicted": record.evictions,
+        "digest": (record.finished or {}).get("digest"),
+        "ended": record.ended or None,
+        "command": described.get("command"),
+    }
+    registered = _ask_ledger(directory, status) if agent is not None else None
+    status["workers"] = [
+        {"id": worker, "pid": pid, "state": _worker_state(worker, pid, record, registered, status["members"])}
+        for worker, pid in sorted(living.items())
+    ]
+    return status
+
+
+def _ask_ledger(directory: RunDirectory, status: dict[str, Any]) -> set[str] | None:
+    """The agreed view and size are in the ledger; None if it does not answer."""
+    try:
+        with ledger_of(directory) as ledger:
+            entries = {entry.key: entry.value for entry in ledger.read("").entries}
+        if KEY_VIEW in entries:
+            view = View.decode(entries[KEY_VIEW])
+            status["view"], status["members"] = view.number, list(view.members)
+        if KEY_SIZE in entries:
+            status["target"] = int(decode_json(entries[KEY_SIZE])["workers"])
+    except (LedgerError, ProtocolError, KeyError, ValueError, OSError):
+        return None
+    return {key[len(KEY_WORKERS) :] for key in entries if key.startswith(KEY_WORKERS)}
+
+
+def _state(record: RunRecord, agent: int | None, lives: bool) -> str:
+    if record.finished is not None and not lives:
+        return "finished"
+    if agent is not None:
+        return "running"
+    return "unattended" if lives else "stopped"
+
+
+def _worker_state(worker: str, pid: int, record: RunRecord, registered: set[str] | None, members: list[str]) -> str:
+    if process_state(pid) in ("T", "t"):
+        return "stopped by a signal"
+    known = record.workers.get(worker)
+    if known is not None and known.state in ("finished", "leaving", "evicted"):
+        return known.state
+    if registered is not None:
+        return "starting" if worker not in registered else "member" if worker in members else "spare"
+    return known.state if known is not None else "starting"
+
+
+def _lines(status: dict[str, Any]) -> list[str]:
+    steps = f"/{status['steps']}" if status["steps"] else ""
+    lines = [
+        f"run {status['run']}: {status['state']}, step {status['step']}{steps}, view {status['view']}, "
+        f"{status['failures_survived']} failures survived"
+    ]
+    if status["agent"] is not None:
+        lines.append(f"agent: process {status['agent']}, {status['target']} workers wanted")
+    elif status["state"] == "unattended":
+        lines.append("agent: none; training goes on, but the dead are not replaced")
+        lines.append(f"  hint: take it over with: {status['command']}")
+    elif status["state"] == "stopped":
+        lines.append(f"agent: none; the last one ended: {status['ended'] or 'killed'}")
+        lines.append(f"  hint: start it again with: {status['command']}")
+    for worker in status["workers"]:
+        lines.append(f"  {worker['id']:<8} process {worker['pid']:<8} {worker['state']}")
+    if status["digest"]:
+        lines.append(f"weights: {status['digest']}")
+    return lines

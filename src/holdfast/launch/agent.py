@@ -1,0 +1,418 @@
+"""The agent of a run: serves its ledger, starts and watches its workers, and says how it goes.
+
+Threads, and what each alone may touch:
+- main: the policy, the record of the run, the tails, the table of processes. It takes messages from one inbox.
+- holdfast-deaths (processes.DeathWatch): waits for deaths and fences the dead in the ledger.
+- holdfast-ledger-watch: reads the ledger's changes.
+- holdfast-screen (terminal.Screen): writes to the terminal.
+- the threads of the embedded ledger's server.
+
+The agent is not on the path of a step, and training survives it: workers lead their own sessions, write to their
+own files, and need the ledger only to change the membership. The same command again takes a run over.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from holdfast.core.errors import ConfigError, LedgerError, ProtocolError
+from holdfast.core.words import (
+    KEY_DONE,
+    KEY_SIZE,
+    KEY_STOP,
+    KEY_WORKERS,
+    Registration,
+    decode_json,
+    encode_json,
+    slot_of,
+)
+from holdfast.events import EventReader
+from holdfast.launch.crew import Crew
+from holdfast.launch.directory import RunDirectory
+from holdfast.launch.environment import LEDGER_SOCKET
+from holdfast.launch.ledger_watch import LedgerChange, LedgerState, LedgerWatch
+from holdfast.launch.policy import Action, AnnounceStop, AskToLeave, End, Kill, Policy, Start
+from holdfast.launch.proc import find_workers
+from holdfast.launch.processes import DeathWatch, WorkerProcess, fence
+from holdfast.launch.report import Reporter
+from holdfast.launch.settings import WORKERS_MAX, RunSettings, check_listen, describe
+from holdfast.launch.summary import RunRecord
+from holdfast.launch.terminal import Screen
+from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer
+
+LOOK_PERIOD_S = 0.2
+CLOSE_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Died:
+    process: WorkerProcess
+    code: int | None
+    signal: int | None
+    trouble: str
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    number: int
+
+
+Message = Died | Interrupted | LedgerState | LedgerChange
+
+
+def run_agent(settings: RunSettings, home: Path, *, out: TextIO | None = None) -> int:
+    """Run until the training is finished, stopped or hopeless. Returns the exit code."""
+    settings.validate()
+    directory = RunDirectory(home, settings.name)
+    directory.create()
+    with directory.locked():
+        history = EventReader(directory.events)
+        record = RunRecord()
+        past = history.poll()
+        for event in past:
+            record.feed(event)
+        living = find_workers(directory.path)
+        if record.reported and not living:
+            raise _finished_already(settings.name, record.step)
+        if settings.listen:
+            check_listen(settings.listen, max(1, settings.workers + settings.spares - len(living)))
+        agent = Agent(settings, directory, history, record, Screen(out or sys.stdout))
+        try:
+            return agent.run(past)
+        finally:
+            agent.close()
+
+
+def _finished_already(name: str, step: int) -> ConfigError:
+    return ConfigError(f"run {name} is finished (step {step})", hint="choose another name with --run NAME")
+
+
+class Agent:
+    """See the module's docstring for who owns what. Everything here belongs to the main thread."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        directory: RunDirectory,
+        reader: EventReader,
+        record: RunRecord,
+        screen: Screen,
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._reader = reader
+        self._reporter = Reporter(settings, directory, record, screen)
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._policy = Policy(settings.workers, settings.spares, settings.restarts)
+        self._registered: set[str] = set()
+        self._buried: set[str] = set()
+        self._interrupts = 0
+        self._done_noted = False
+        self._next_look = 0.0
+        self._handlers: dict[int, Any] = {}
+
+        secret = directory.secret()
+        self._socket_dir = directory.socket_dir()
+        directory.write(describe(settings, directory.home, self._socket_dir))
+        socket_path = self._socket_dir / LEDGER_SOCKET
+        self._server = EmbeddedServer(directory.ledger, socket_path, secret)
+        self._server.start()
+        self._ledger = EmbeddedLedger(socket_path, secret)
+        self._deaths_ledger = EmbeddedLedger(socket_path, secret)
+        self._watch_ledger = EmbeddedLedger(socket_path, secret)
+        self._watch: LedgerWatch | None = None
+        self._deaths = DeathWatch(
+            self._deaths_ledger, lambda process, code, number, why: self._inbox.put(Died(process, code, number, why))
+        )
+        self._crew = Crew(settings, directory, self._socket_dir, self._ledger, self._deaths, self._reporter.refused)
+
+    # -- the life of an agent ------------------------------------------------------------------------------
+
+    def run(self, past: list[dict[str, Any]]) -> int:
+        self._catch_signals()
+        adopted = self._crew.adopt_living()
+        if not adopted.living:
+            done = self._done_value()
+            if done is not None or self._reporter.record.finished:
+                return self._report_finished_unattended(done)
+        self._begin(past, adopted.living, adopted.dead)
+        end = None
+        while end is None:
+            message = self._next_message()
+            now = time.monotonic()
+            if message is not None:
+                self._handle(message, now)
+            if now >= self._next_look:
+                self._next_look = now + LOOK_PERIOD_S
+                self._look(now)
+            end = self._act(self._policy.tick(now), now)
+        return self._conclude(end)
+
+    def _begin(self, past: list[dict[str, Any]], living: tuple[str, ...], dead: tuple[str, ...]) -> None:
+        settings, now = self._settings, time.monotonic()
+        self._attempt(lambda: self._ledger.delete(KEY_STOP))
+        self._attempt(lambda: self._ledger.put(KEY_SIZE, encode_json({"workers": settings.workers})))
+        self._reporter.tell(
+            "agent_started",
+            pid=os.getpid(),
+            took_over=bool(living),
+            workers=settings.workers,
+            spares=settings.spares,
+            script=settings.script,
+        )
+        self._note_deaths_unattended(past, set(living), set(dead))
+        for worker in living:
+            self._policy.started(worker)
+            self._reporter.tails.follow(worker, self._crew.log_path(worker), from_end=True)
+            if any(event["kind"] == "registered" and event["who"] == worker for event in past):
+                # Not in the ledger any more? Then it hangs, unless it is just coming back to the new server.
+                self._policy.unregistered(worker, now, settings.lease_s + 3.0)
+        if living:
+            for event in past:
+                self._policy.observed(event, now)
+            self._reporter.say(
+                f"took over run {settings.name} at step {self._reporter.record.step}: {', '.join(living)} are alive"
+            )
+        else:
+            self._reporter.say(f"run {settings.name}, in {self._directory.path}")
+        self._watch = LedgerWatch(self._watch_ledger, self._inbox.put)
+
+    def _note_deaths_unattended(self, past: list[dict[str, Any]], living: set[str], dead: set[str]) -> None:
+        """Workers that an earlier agent started and that ended while nobody watched."""
+        ended = {str(event["worker"]) for event in past if event["kind"] == "worker_exited"}
+        started = {str(event["worker"]): event.get("pid") for event in past if event["kind"] == "worker_started"}
+        in_order = {str(event["who"]) for event in past if event["kind"] in ("left", "finished")}
+        evicted = {str(event["who"]) for event in past if event["kind"] == "evicted"}
+        for worker in sorted((started.keys() | dead) - ended - living):
+            reason = "left" if worker in in_order else "evicted" if worker in evicted else "died while no agent ran"
+            self._reporter.tell("worker_exited", worker=worker, pid=started.get(worker), reason=reason)
+
+    def _report_finished_unattended(self, done: Mapping[str, Any] | None) -> int:
+        """The training ended while no agent was there to say so."""
+        if self._reporter.record.reported or (done is not None and self._reporter.record.finished is None):
+            raise _finished_already(self._settings.name, int((done or {}).get("step", self._reporter.record.step)))
+        finished = self._reporter.record.finished
+        assert finished is not None
+        if done is None:
+            self._attempt(lambda: self._ledger.put(KEY_DONE, _done(finished)))
+        self._reporter.say("the training finished while no agent was running")
+        self._reporter.finished(exit_code=0)
+        self._directory.remove_sockets(self._socket_dir)
+        return 0
+
+    def _next_message(self) -> Message | None:
+        wait_s = min(self._next_look, self._policy.deadline()) - time.monotonic()
+        try:
+            return self._inbox.get(timeout=max(wait_s, 0.0))
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Let go of everything but the workers."""
+        if self._watch is not None:
+            self._watch.close()
+        self._deaths.close()
+        for ledger in (self._ledger, self._deaths_ledger, self._watch_ledger):
+            ledger.close()
+        self._server.stop()
+        self._reporter.close()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    # -- what happens --------------------------------------------------------------------------------------
+
+    def _handle(self, message: Message, now: float) -> None:
+        match message:
+            case Died():
+                self._bury(message, now)
+            case Interrupted(number):
+                self._interrupt(number, now)
+            case LedgerChange(change):
+                self._change(change.key, change.value if change.kind == "put" else None, now)
+            case LedgerState(values):
+                for worker in self._registered - {key[len(KEY_WORKERS) :] for key in values}:
+                    self._change(KEY_WORKERS + worker, None, now)
+                for key, value in values.items():
+                    self._change(key, value, now)
+
+    def _bury(self, died: Died, now: float) -> None:
+        worker = died.process.worker
+        self._look_at_events(now)  # it may have said why
+        reason = self._policy.exited(worker, died.code, died.signal, now)
+        self._crew.forget(worker)
+        self._registered.discard(worker)
+        self._buried.add(worker)
+        self._reporter.tails.end(worker, failed=reason == "failed")
+        fields = {"exit_code": died.code, "signal": died.signal}
+        known = {name: value for name, value in fields.items() if value is not None}
+        self._reporter.tell("worker_exited", worker=worker, pid=died.process.pid, reason=reason, **known)
+        if died.trouble:
+            self._reporter.warn(f"the ledger did not take {worker}'s death: {died.trouble}")
+
+    def _interrupt(self, number: int, now: float) -> None:
+        self._interrupts += 1
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        code = 128 + number
+        if self._interrupts > 1:
+            self._policy.stop_at_once(f"{name}, twice", code)
+        elif self._policy.done:
+            self._reporter.say(
+                f"{name}: the last step is made, the workers end their scripts; once more ends them at once"
+            )
+        else:
+            self._reporter.say(f"{name}: workers finish the step and leave; once more ends them at once")
+            self._policy.stop(name, code, now)
+
+    def _change(self, key: str, value: bytes | None, now: float) -> None:
+        if key.startswith(KEY_WORKERS):
+            worker = key[len(KEY_WORKERS) :]
+            if value is None:
+                self._registered.discard(worker)
+                self._policy.unregistered(worker, now)
+            else:
+                self._register(worker, value)
+        elif value is None:
+            return
+        elif key == KEY_SIZE:
+            self._resize(value)
+        elif key == KEY_STOP and not self._policy.stopping and not self._policy.done:
+            self._reporter.say("asked to stop: workers finish the step and leave")
+            self._policy.stop("asked to stop", 0, now)
+        elif key == KEY_DONE:
+            self._policy.finished(now)
+
+    def _register(self, worker: str, value: bytes) -> None:
+        if worker in self._crew:
+            self._registered.add(worker)
+            self._policy.registered(worker)
+            self._reporter.tails.settle(worker)
+            return
+        if worker in self._buried:  # its last message reached the ledger after its death
+            self._attempt(lambda: fence(self._ledger, worker))
+            return
+        try:
+            registration = Registration.decode(value)
+            slot = self._policy.slots.get(slot_of(worker))
+        except (ProtocolError, ValueError):
+            self._reporter.warn(f"the ledger has a registration that is none: {worker!r}")
+            return
+        if slot is not None and slot.worker:
+            self._crew.end_stranger(registration)
+        elif self._crew.adopt_stranger(registration):
+            self._policy.started(worker)
+            self._reporter.tails.follow(worker, self._crew.log_path(worker), from_end=True)
+            self._registered.add(worker)
+
+    def _resize(self, value: bytes) -> None:
+        was = self._policy.workers
+        try:
+            workers = int(decode_json(value)["workers"])
+        except (ProtocolError, KeyError, TypeError, ValueError):
+            return
+        if workers != was and 1 <= workers <= WORKERS_MAX:
+            self._policy.resized(workers)
+            self._reporter.tell("scaled", workers=workers, was=was)
+
+    # -- what is seen --------------------------------------------------------------------------------------
+
+    def _look(self, now: float) -> None:
+        self._look_at_events(now)
+        if self._policy.done and not self._done_noted and self._reporter.record.finished is not None:
+            self._done_noted = True
+            self._attempt(self._note_done)
+        self._reporter.look(now, workers=len(self._crew))
+
+    def _look_at_events(self, now: float) -> None:
+        for event in self._reader.poll():
+            if event["who"] != "agent":  # ours were taken when they happened
+                self._reporter.take(event)
+                self._policy.observed(event, now)
+        if self._policy.step:
+            self._reporter.tails.failures_matter = False
+
+    def _note_done(self) -> None:
+        """A worker that could not reach the ledger has said in its log that it finished."""
+        if self._ledger.get(KEY_DONE) is None and self._reporter.record.finished is not None:
+            self._ledger.put(KEY_DONE, _done(self._reporter.record.finished))
+
+    def _done_value(self) -> dict[str, Any] | None:
+        entry = self._ledger.get(KEY_DONE)
+        return None if entry is None else decode_json(entry.value)
+
+    # -- what is done --------------------------------------------------------------------------------------
+
+    def _act(self, actions: list[Action], now: float) -> End | None:
+        end = None
+        for action in actions:
+            match action:
+                case Start(slot):
+                    self._start(slot, now)
+                case AskToLeave(worker, reason):
+                    self._reporter.say(f"asking {worker} to leave: {reason}")
+                    self._crew.ask_to_leave(worker)
+                case Kill(worker, reason):
+                    self._reporter.say(f"ending {worker}: {reason}")
+                    self._crew.kill(worker)
+                case AnnounceStop(reason):
+                    self._announce_stop(reason)
+                case End():
+                    end = action
+        return end
+
+    def _start(self, slot: int, now: float) -> None:
+        try:
+            worker = self._crew.start(slot)
+        except OSError as error:
+            self._reporter.warn(f"cannot start a worker: {error}")
+            self._policy.start_failed(slot, now)
+            return
+        self._policy.started(worker)
+        self._reporter.tails.follow(worker, self._crew.log_path(worker), from_end=False)
+        self._reporter.tell("worker_started", worker=worker, pid=self._crew.pid(worker))
+
+    def _announce_stop(self, reason: str) -> None:
+        try:
+            self._ledger.put(KEY_STOP, encode_json({"reason": reason}))
+        except LedgerError as error:
+            self._reporter.refused(error)
+            self._crew.ask_all_to_leave()
+
+    def _conclude(self, end: End) -> int:
+        deadline = time.monotonic() + CLOSE_GRACE_S
+        while len(self._crew) and time.monotonic() < deadline:
+            self._next_look = deadline
+            message = self._next_message()
+            if isinstance(message, Died):
+                self._bury(message, time.monotonic())
+        self._look_at_events(time.monotonic())
+        self._reporter.conclude(end)
+        if not len(self._crew):
+            self._directory.remove_sockets(self._socket_dir)
+        return end.exit_code
+
+    # -- small things --------------------------------------------------------------------------------------
+
+    def _attempt(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except LedgerError as error:
+            self._reporter.refused(error)
+
+    def _catch_signals(self) -> None:
+        def caught(number: int, _frame: object) -> None:
+            self._inbox.put(Interrupted(number))
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._handlers[number] = signal.signal(number, caught)
+
+
+def _done(finished: Mapping[str, Any]) -> bytes:
+    return encode_json({"step": finished.get("step"), "digest": finished.get("digest")})

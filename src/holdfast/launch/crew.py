@@ -1,0 +1,181 @@
+"""The worker processes of an agent: one table, and everything that touches a process.
+
+Owned by the agent's main thread. Deaths are noticed elsewhere (processes.DeathWatch) and come back as messages.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.core.errors import LedgerError, ProtocolError
+from holdfast.core.words import (
+    KEY_INCARNATIONS,
+    KEY_WORKERS,
+    Registration,
+    decode_json,
+    encode_json,
+    slot_of,
+    worker_id,
+)
+from holdfast.launch.directory import RunDirectory
+from holdfast.launch.environment import WorkerEnvironment
+from holdfast.launch.proc import find_workers
+from holdfast.launch.processes import DeathWatch, WorkerProcess, fence
+from holdfast.launch.settings import RunSettings
+from holdfast.ledger.port import Ledger
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What a take-over found: who lives, and whose registrations were of dead processes."""
+
+    living: tuple[str, ...]
+    dead: tuple[str, ...]
+
+
+class Crew:
+    def __init__(
+        self,
+        settings: RunSettings,
+        directory: RunDirectory,
+        socket_dir: Path,
+        ledger: Ledger,
+        deaths: DeathWatch,
+        refused: Callable[[LedgerError | OSError], None],
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._socket_dir = socket_dir
+        self._ledger = ledger
+        self._deaths = deaths
+        self._refused = refused
+        self._processes: dict[str, WorkerProcess] = {}
+        self._incarnations: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def __contains__(self, worker: str) -> bool:
+        return worker in self._processes
+
+    def pid(self, worker: str) -> int:
+        return self._processes[worker].pid
+
+    def log_path(self, worker: str) -> Path:
+        return self._directory.logs / f"{worker}.log"
+
+    def start(self, slot: int) -> str:
+        """Start a worker in `slot`. Raises OSError if the system does not let us."""
+        worker = worker_id(slot, self._next_incarnation(slot))
+        settings = self._settings
+        place = WorkerEnvironment(
+            run_dir=self._directory.path,
+            worker=worker,
+            socket_dir=self._socket_dir,
+            path=settings.path,
+            listen=settings.listen,
+            threads=settings.threads,
+            lease_s=settings.lease_s,
+        )
+        variables = {
+            **os.environ,
+            **place.to_variables(),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONHASHSEED": "0",  # sets and dicts of strings in the same order in every worker
+            "OMP_NUM_THREADS": str(settings.threads),
+            "MKL_NUM_THREADS": str(settings.threads),
+        }
+        log = self.log_path(worker)
+        try:
+            log.touch()
+        except OSError as error:  # a full disk costs the output, not the worker
+            self._refused(error)
+            log = Path(os.devnull)
+        self._take(WorkerProcess.start(worker, settings.worker_command(), variables, log))
+        return worker
+
+    def _take(self, process: WorkerProcess) -> None:
+        self._processes[process.worker] = process
+        self._deaths.add(process)
+
+    def _next_incarnation(self, slot: int) -> int:
+        """One more than this slot has had, by the ledger, the logs on disk and our own memory."""
+        known = self._incarnations.get(slot, 0)
+        if not known:
+            numbers = (path.stem.partition(".")[2] for path in self._directory.logs.glob(f"w{slot}.*.log"))
+            known = max((int(number) for number in numbers if number.isdigit()), default=0)
+        try:
+            entry = self._ledger.get(f"{KEY_INCARNATIONS}{slot}")
+            if entry is not None:
+                known = max(known, int(decode_json(entry.value).get("count", 0)))
+            self._ledger.put(f"{KEY_INCARNATIONS}{slot}", encode_json({"count": known + 1}))
+        except (LedgerError, ProtocolError) as error:
+            if isinstance(error, LedgerError):
+                self._refused(error)
+        self._incarnations[slot] = known + 1
+        return known + 1
+
+    def adopt_living(self) -> Adoption:
+        """Find the workers that an earlier agent left behind, and clear up after those that died since.
+
+        Two living workers of one slot: the older is not part of anyone's plan, and is ended.
+        """
+        newest: dict[int, tuple[int, str]] = {}
+        processes: dict[str, WorkerProcess] = {}
+        for found in find_workers(self._directory.path):
+            process = WorkerProcess.adopt(found.worker, found.pid, found.started)
+            if process is not None:
+                processes[found.worker] = process
+                slot = slot_of(found.worker)
+                incarnation = int(found.worker.partition(".")[2])
+                newest[slot] = max(newest.get(slot, (0, "")), (incarnation, found.worker))
+        living = {name for _, name in newest.values()}
+        for name, process in processes.items():
+            if name in living:
+                self._take(process)
+            else:
+                process.kill()
+                process.close()
+        return Adoption(tuple(sorted(living)), tuple(self._clear_up(living)))
+
+    def _clear_up(self, living: set[str]) -> list[str]:
+        dead = []
+        for entry in self._ledger.read(KEY_WORKERS).entries:
+            worker = entry.key[len(KEY_WORKERS) :]
+            if worker not in living:
+                fence(self._ledger, worker)
+                dead.append(worker)
+        return dead
+
+    def adopt_stranger(self, registration: Registration) -> bool:
+        """A worker registers that nobody here started: an agent died in the moment between. False if it is dead."""
+        process = WorkerProcess.adopt(registration.id, registration.pid, registration.pid_started)
+        if process is None:
+            return False
+        self._take(process)
+        return True
+
+    def end_stranger(self, registration: Registration) -> None:
+        """Like `adopt_stranger`, but its slot has another worker."""
+        process = WorkerProcess.adopt(registration.id, registration.pid, registration.pid_started)
+        if process is not None:
+            process.kill()
+            process.close()
+
+    def ask_to_leave(self, worker: str) -> None:
+        self._processes[worker].send(signal.SIGTERM)
+
+    def ask_all_to_leave(self) -> None:
+        for process in self._processes.values():
+            process.send(signal.SIGTERM)
+
+    def kill(self, worker: str) -> None:
+        if worker in self._processes:
+            self._processes[worker].kill()
+
+    def forget(self, worker: str) -> None:
+        self._processes.pop(worker, None)

@@ -1,0 +1,65 @@
+"""Follows the run's ledger for the agent: a thread that turns its changes into messages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.core.errors import LedgerError, WatchGap
+from holdfast.ledger.port import Change, Ledger
+
+WAIT_S = 1.0
+
+
+@dataclass(frozen=True)
+class LedgerState:
+    """All keys as they stand: at the start, and again after changes were missed."""
+
+    values: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class LedgerChange:
+    change: Change
+
+
+class LedgerWatch:
+    """Posts one LedgerState, then every LedgerChange. Owns `ledger`, which nobody else uses."""
+
+    def __init__(self, ledger: Ledger, post: Callable[[LedgerState | LedgerChange], None]) -> None:
+        self._ledger = ledger
+        self._post = post
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-ledger-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._ledger.close()  # wakes the thread
+        self._thread.join(timeout=2 * WAIT_S)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._follow()
+            except LedgerError:  # also a gap: begin again from the state
+                self._closing.wait(0.1)
+
+    def _follow(self) -> None:
+        reading = self._ledger.read("")
+        self._post(LedgerState({entry.key: entry.value for entry in reading.entries}))
+        watch = self._ledger.watch("", revision=reading.revision)
+        try:
+            while not self._closing.is_set():
+                try:
+                    changes = watch.next(WAIT_S)
+                except WatchGap:
+                    raise
+                except LedgerError:
+                    self._closing.wait(0.1)
+                    continue
+                for change in changes:
+                    self._post(LedgerChange(change))
+        finally:
+            watch.close()

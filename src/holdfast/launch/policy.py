@@ -1,0 +1,363 @@
+"""What the agent decides: whom to start, replace, ask to leave or end, and when the run is over. Pure.
+
+The agent tells the policy what happened and carries out what `tick` returns; nothing here starts, reads or waits
+for anything, and the time is passed in. Invariants:
+- a slot has at most one living worker;
+- a worker that ended in order is not replaced; one that was evicted is, and that costs no restart;
+- no worker is started once the run is stopping, finished or over.
+
+How an exit is read:
+    0                        done, or left in order
+    EXIT_EVICTED             the others went on without it
+    another code, a crash    the script's own failure: may repeat for ever, so it is counted (see `_hopeless`)
+    any other signal         done to it from outside: always worth a replacement
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core.errors import EXIT_EVICTED
+from holdfast.core.words import slot_of
+
+HUNG_GRACE_S = 1.0
+STOP_GRACE_S = 30.0
+LEAVE_GRACE_S = 60.0
+STRAGGLER_GRACE_S = 60.0
+SPARE_GRACE_S = 5.0
+BACK_OFF_FIRST_S = 0.5
+BACK_OFF_MAX_S = 30.0
+REPEATS_MAX = 3
+CRASH_SIGNALS = frozenset({4, 6, 7, 8, 11})  # ILL, ABRT, BUS, FPE, SEGV: the process did it to itself
+
+
+@dataclass(frozen=True)
+class Start:
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class AskToLeave:
+    """SIGTERM: finish the step and leave in order."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Kill:
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AnnounceStop:
+    reason: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The run is over for this agent. `outcome` is finished, stopped, failed or left."""
+
+    outcome: str
+    exit_code: int
+    reason: str
+    worker: str = ""  # whose log explains it
+
+
+Action = Start | AskToLeave | Kill | AnnounceStop | End
+
+
+@dataclass
+class _Slot:
+    worker: str = ""  # the one that lives
+    started: bool = False  # has ever had a worker
+    left: bool = False  # its worker ended in order: stay empty
+    setbacks: int = 0  # exits in a row before becoming a member
+    restart_at: float = 0.0
+    counted: bool = False  # the next start is a restart
+    own_failures: int = 0  # since the run's step last advanced
+
+
+@dataclass
+class _Worker:
+    slot: int
+    member: bool = False
+    in_order: bool = False  # it said that it leaves or has finished
+    finished: bool = False
+    evicted: bool = False
+    failed: bool = False
+    unregistered_by: float = math.inf  # then a process without registration counts as hung
+    leave_by: float = math.inf
+    asked_to_leave: bool = False
+    kill_reason: str = ""
+
+
+@dataclass
+class Policy:
+    workers: int
+    spares: int
+    restarts_max: int
+    step: int = 0  # the highest that was ever seen
+    restarts: int = 0
+    stopping: str = ""
+    done: bool = False
+    slots: dict[int, _Slot] = field(default_factory=dict)
+    alive: dict[str, _Worker] = field(default_factory=dict)
+    _stop_by: float = math.inf
+    _stop_code: int = 0
+    _spares_stop_at: float = math.inf
+    _stragglers_by: float = math.inf
+    _end: End | None = None
+    _over: bool = False
+    _last_failure: tuple[str, int] = ("", 1)
+    _late_failure: tuple[str, int] | None = None
+    _announce: str = ""
+
+    # -- what happened -------------------------------------------------------------------------------------
+
+    def started(self, worker: str) -> None:
+        """A worker runs in its slot, started or adopted."""
+        slot = self._slot(slot_of(worker))
+        assert not slot.worker, (slot, worker)
+        slot.worker, slot.started, slot.left, slot.counted = worker, True, False, False
+        self.alive[worker] = _Worker(slot_of(worker))
+
+    def start_failed(self, slot: int, now: float) -> None:
+        """The operating system refused to start a process."""
+        self._back_off(self._slot(slot), now, counted=True)
+        self._last_failure = ("", 1)
+
+    def registered(self, worker: str) -> None:
+        if worker in self.alive:
+            self.alive[worker].unregistered_by = math.inf
+
+    def unregistered(self, worker: str, now: float, grace_s: float = HUNG_GRACE_S) -> None:
+        """Its registration is gone: it left, or its lease ran out."""
+        if worker in self.alive:
+            self.alive[worker].unregistered_by = now + grace_s
+
+    def observed(self, event: Mapping[str, Any], now: float) -> None:
+        """An event that a worker wrote."""
+        kind, step = event["kind"], event.get("step")
+        if isinstance(step, int) and step > self.step:
+            self.step = step
+            for slot in self.slots.values():
+                slot.own_failures = 0
+        if kind == "finished":
+            self.finished(now)
+        worker = self.alive.get(str(event["who"]))
+        if worker is None:
+            return
+        if kind in ("joined", "progress") or (kind == "view" and event["who"] in event.get("members", ())):
+            worker.member = True
+            self._slot(worker.slot).setbacks = 0
+        worker.in_order |= kind in ("left", "finished")
+        worker.finished |= kind == "finished"
+        worker.evicted |= kind == "evicted"
+        worker.failed |= kind == "failed"
+
+    def finished(self, now: float) -> None:
+        """The last step is committed: nobody is needed any more, but those who finish may take their time."""
+        if not self.done:
+            self.done = True
+            self._spares_stop_at = now + SPARE_GRACE_S
+            self._stragglers_by = now + STRAGGLER_GRACE_S
+
+    def exited(self, worker: str, code: int | None, signal: int | None, now: float) -> str:
+        """A worker is gone; `code` and `signal` are None if only its events can tell how. Why, in a word."""
+        gone = self.alive.pop(worker, None)
+        if gone is None:
+            return "unknown"
+        slot = self._slot(gone.slot)
+        slot.worker = ""
+        if code is None and signal is None:
+            code = 0 if gone.in_order else EXIT_EVICTED if gone.evicted else 1 if gone.failed else None
+        if code == 0 or gone.asked_to_leave:
+            # Asked to leave, then wanted again: the slot gets a new worker.
+            slot.left = not (gone.asked_to_leave and gone.slot < self.size)
+            return "finished" if gone.finished else "stopped" if self.stopping else "left"
+        if code == EXIT_EVICTED:
+            self._back_off(slot, now, counted=False)
+            return "evicted"
+        exit_code = code if code is not None else 128 + (signal or 9)
+        self._last_failure = (worker, exit_code)
+        if code is not None and gone.finished:
+            self._late_failure = (worker, exit_code)
+        own = (code is not None or signal in CRASH_SIGNALS) and not gone.kill_reason
+        if own and self.step == 0:
+            slot.setbacks = max(
+                slot.setbacks, 1
+            )  # not at once: the other workers are probably about to fail in the same way
+        self._back_off(slot, now, counted=True)
+        if own:
+            slot.own_failures += 1
+            if not self.stopping and not self.done:
+                self._end = self._end or self._hopeless(worker, exit_code)
+            return "failed"
+        return gone.kill_reason or "killed"
+
+    def resized(self, workers: int) -> None:
+        grown = workers > self.workers
+        self.workers = workers
+        if grown:
+            for slot in self.slots.values():
+                slot.left = False
+
+    def stop(self, reason: str, exit_code: int, now: float) -> None:
+        """Finish the step and leave in order."""
+        if not self.stopping and not self.done:
+            self.stopping, self._announce = reason, reason
+            self._stop_by, self._stop_code = now + STOP_GRACE_S, exit_code
+
+    def stop_at_once(self, reason: str, exit_code: int) -> None:
+        self._end = self._end or End("stopped", exit_code, reason)
+
+    # -- what to do ----------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[Action]:
+        """What is due. Calling again gives nothing new until something happens or time passes."""
+        if self._over:
+            return []
+        actions: list[Action] = []
+        if self._announce:
+            actions.append(AnnounceStop(self._announce))
+            self._announce = ""
+        if self._end is not None:
+            return [*actions, *self._finish(self._end, "the run is over")]
+        actions += self._overdue(now)
+        if not self.stopping and not self.done:
+            actions += self._surplus(now)
+            actions += self._missing(now)
+        if not self.alive and not self._waiting() and not any(isinstance(a, Start) for a in actions):
+            actions += self._finish(self._outcome(), "")
+        return actions
+
+    def deadline(self) -> float:
+        """When `tick` will have something to do if nothing happens before."""
+        times = [self._stop_by, self._spares_stop_at, self._stragglers_by]
+        for worker in self.alive.values():
+            times += [worker.unregistered_by, worker.leave_by]
+        times += [self.slots[slot].restart_at for slot in self._waiting()]
+        return min(times)
+
+    def _overdue(self, now: float) -> list[Action]:
+        """Those whose time is up. Each is killed once."""
+        actions: list[Action] = []
+        if self.done and now >= self._spares_stop_at:
+            self._spares_stop_at = math.inf
+            if self.alive:
+                actions.append(AnnounceStop("the run is finished"))
+        for name, worker in self.alive.items():
+            if worker.kill_reason or worker.finished:
+                continue
+            if now >= worker.unregistered_by and not (worker.in_order or self.stopping or self.done):
+                worker.kill_reason = "hung"
+            elif now >= worker.leave_by or now >= self._stop_by:
+                worker.kill_reason = "did not leave in time"
+            elif now >= self._stragglers_by:
+                worker.kill_reason = "did not finish in time"
+            if worker.kill_reason:
+                actions.append(Kill(name, worker.kill_reason))
+            if now >= worker.unregistered_by:
+                worker.unregistered_by = math.inf
+        for worker in self.alive.values():
+            if now >= worker.leave_by:
+                worker.leave_by = math.inf
+        if now >= self._stop_by:
+            self._stop_by = math.inf
+        if now >= self._stragglers_by:
+            self._stragglers_by = math.inf
+        return actions
+
+    def _surplus(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for name, worker in self.alive.items():
+            if worker.slot >= self.size and not worker.asked_to_leave:
+                worker.asked_to_leave = True
+                worker.leave_by = now + LEAVE_GRACE_S
+                actions.append(AskToLeave(name, f"the run has {self.workers} workers now"))
+        return actions
+
+    def _missing(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for number in self._waiting():
+            slot = self.slots[number]
+            if slot.restart_at > now:
+                continue
+            if slot.counted:
+                self.restarts += 1
+            actions.append(Start(number, "replacement" if slot.started else "new"))
+        return actions
+
+    def _waiting(self) -> list[int]:
+        """Slots that should have a worker and have none."""
+        if self.stopping or self.done:
+            return []
+        budget = self.restarts_max - self.restarts
+        waiting = []
+        for number in range(self.size):
+            slot = self._slot(number)
+            if slot.worker or slot.left:
+                continue
+            if slot.counted:
+                budget -= 1
+                if budget < 0:
+                    continue
+            waiting.append(number)
+        return waiting
+
+    @property
+    def size(self) -> int:
+        return self.workers + self.spares
+
+    def _slot(self, number: int) -> _Slot:
+        return self.slots.setdefault(number, _Slot())
+
+    def _back_off(self, slot: _Slot, now: float, *, counted: bool) -> None:
+        slot.counted = counted
+        slot.setbacks += 1
+        exponent = min(slot.setbacks - 2, 16)
+        slot.restart_at = now if exponent < 0 else now + min(BACK_OFF_FIRST_S * 2**exponent, BACK_OFF_MAX_S)
+
+    def _hopeless(self, worker: str, exit_code: int) -> End | None:
+        """Every slot's script failed by itself and the run's step does not advance: starting again will not help.
+
+        Before the first step once is enough; later a slot must have failed REPEATS_MAX times at this step.
+        """
+        slots = [self._slot(number) for number in range(self.size)]
+        failures = [slot.own_failures for slot in slots if not slot.left]
+        if min(failures, default=0) == 0:
+            return None
+        if self.step == 0:
+            return End("failed", exit_code, "the script failed in every worker before the first step", worker)
+        if max(failures) >= REPEATS_MAX:
+            return End(
+                "failed",
+                exit_code,
+                f"the script failed {max(failures)} times without getting past step {self.step}",
+                worker,
+            )
+        return None
+
+    def _outcome(self) -> End:
+        """Nobody lives and nobody will be started."""
+        if self.done:
+            if self._late_failure is not None:
+                worker, code = self._late_failure
+                return End("finished", code, f"{worker} failed after the last step", worker)
+            return End("finished", 0, "")
+        if self.stopping:
+            return End("stopped", self._stop_code, self.stopping)
+        if not all(self._slot(number).left for number in range(self.size)):
+            worker, code = self._last_failure
+            return End("failed", code, f"no worker is left and all {self.restarts_max} restarts are used up", worker)
+        return End("left", 0, "every worker left")
+
+    def _finish(self, end: End, reason: str) -> list[Action]:
+        self._over = True
+        return [*(Kill(worker, reason) for worker in self.alive), end]

@@ -1,0 +1,68 @@
+"""What /proc says of processes: whether one lives, since when, and which are workers of a run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.launch.environment import RUN_DIR, WORKER
+
+_DEAD = ("Z", "X", "x")
+
+
+@dataclass(frozen=True)
+class FoundProcess:
+    worker: str
+    pid: int
+    started: int  # clock ticks since boot: with the pid it names a process for good
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third on; [] if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
+    except OSError:
+        return []
+    return text[text.rfind(")") + 2 :].split()  # the second field, the name, may contain anything
+
+
+def process_started(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot (field 22), or None if it does not live."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields and fields[0] not in _DEAD else None
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for the process: R running, S sleeping, T stopped; empty if it does not live."""
+    fields = _stat(pid)
+    return fields[0] if fields and fields[0] not in _DEAD else ""
+
+
+def find_workers(run_dir: Path) -> list[FoundProcess]:
+    """The living workers of a run on this host, whoever started them.
+
+    A worker leads its session and carries the agent's variables. Its own children carry them too, but lead no
+    session; should one of them be made a leader, the oldest process of that name is the worker.
+    """
+    wanted = f"{RUN_DIR}={run_dir}".encode()
+    prefix = f"{WORKER}=".encode()
+    found: dict[str, FoundProcess] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        pid = int(entry.name)
+        fields = _stat(pid)
+        if not fields or fields[0] in _DEAD or int(fields[3]) != pid:
+            continue
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if wanted not in variables:
+            continue
+        worker = next((os.fsdecode(v[len(prefix) :]) for v in variables if v.startswith(prefix)), "")
+        process = FoundProcess(worker, pid, int(fields[19]))
+        if worker and (worker not in found or process.started < found[worker].started):
+            found[worker] = process
+    return sorted(found.values(), key=lambda process: process.worker)

@@ -1,0 +1,170 @@
+"""Worker processes: starting and adopting them, and noticing their death within milliseconds.
+
+Threads: `DeathWatch` has one of its own. It does nothing but wait for deaths, fence the dead in the ledger and
+report them, so that neither output nor disks delay a recovery. A `WorkerProcess` may be signalled from any thread.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from holdfast.core.errors import LedgerError
+from holdfast.core.words import KEY_WORKERS
+from holdfast.launch.proc import process_started
+from holdfast.ledger.port import Ledger
+
+
+class WorkerProcess:
+    """A worker that this agent started, or one that it found running."""
+
+    def __init__(self, worker: str, pid: int, *, child: subprocess.Popen[bytes] | None = None) -> None:
+        self.worker = worker
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self._child = child
+        self._lock = threading.Lock()
+        self._gone = False
+
+    @classmethod
+    def start(cls, worker: str, command: Sequence[str], variables: Mapping[str, str], log: Path) -> WorkerProcess:
+        """Start in a session of its own, so that the terminal's Ctrl-C reaches the agent only.
+
+        Output goes to a file and not through the agent: a worker must not break when the agent dies.
+        """
+        with log.open("ab", buffering=0) as output:
+            child = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=dict(variables),
+            )
+        return cls(worker, child.pid, child=child)
+
+    @classmethod
+    def adopt(cls, worker: str, pid: int, started: int) -> WorkerProcess | None:
+        """Watch a process that lives already; None if it is gone."""
+        try:
+            process = cls(worker, pid)
+        except OSError:
+            return None
+        if process_started(pid) != started:  # checked after the descriptor was opened: the pid may be reused
+            process.close()
+            return None
+        return process
+
+    def send(self, number: signal.Signals) -> None:
+        with self._lock:
+            if not self._gone:
+                try:
+                    signal.pidfd_send_signal(self.pidfd, number)
+                except ProcessLookupError:
+                    pass
+
+    def kill(self) -> None:
+        """SIGKILL to the worker and to its children. Works on stopped processes too."""
+        with self._lock:
+            if self._gone:
+                return
+            self._kill_group()
+            try:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def reap(self) -> tuple[int | None, int | None]:
+        """Collect the exit of a process that is gone: (code, signal). An adopted one takes its with it."""
+        with self._lock:
+            if self._child is None:
+                self._gone = True
+                return None, None
+            status = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+            if status is None or status.si_code != os.CLD_EXITED or status.si_status != 0:
+                self._kill_group()  # its loader processes would otherwise outlive it
+            self._gone = True
+            code = self._child.wait()
+        return (code, None) if code >= 0 else (None, -code)
+
+    def _kill_group(self) -> None:
+        """Only while the leader is not reaped: until then its process id, and so the group's, is its own."""
+        if self._child is None and not self._lives():
+            return
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def _lives(self) -> bool:
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        with self._lock:
+            self._gone = True
+            os.close(self.pidfd)
+
+
+class DeathWatch:
+    """Waits for the death of any worker; fences it; then calls `report(process, code, signal, trouble)`."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        report: Callable[[WorkerProcess, int | None, int | None, str], None],
+    ) -> None:
+        self._ledger = ledger
+        self._report = report
+        self._processes: dict[int, WorkerProcess] = {}
+        self._epoll = select.epoll()
+        self._wake_read, self._wake_write = os.pipe()
+        self._epoll.register(self._wake_read, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name="holdfast-deaths", daemon=True)
+        self._thread.start()
+
+    def add(self, process: WorkerProcess) -> None:
+        self._processes[process.pidfd] = process
+        self._epoll.register(process.pidfd, select.EPOLLIN)
+
+    def close(self) -> None:
+        os.close(self._wake_write)
+        self._thread.join(timeout=5.0)
+        self._epoll.close()
+        os.close(self._wake_read)
+
+    def _run(self) -> None:
+        while True:
+            ready = [descriptor for descriptor, _ in self._epoll.poll()]
+            for descriptor in ready:
+                if descriptor != self._wake_read:
+                    self._bury(self._processes.pop(descriptor))
+            if self._wake_read in ready:
+                return
+
+    def _bury(self, process: WorkerProcess) -> None:
+        self._epoll.unregister(process.pidfd)
+        trouble = ""
+        try:
+            fence(self._ledger, process.worker)  # first: the others wait for this
+        except (LedgerError, OSError) as error:
+            trouble = str(error).partition("\n")[0]  # the lease will run out
+        code, number = process.reap()
+        process.close()
+        self._report(process, code, number, trouble)
+
+
+def fence(ledger: Ledger, worker: str) -> bool:
+    """Take a dead worker's registration out of the ledger. False if it has none."""
+    entry = ledger.get(KEY_WORKERS + worker)
+    if entry is None:
+        return False
+    if entry.lease:
+        ledger.revoke(entry.lease)
+    return ledger.delete(entry.key) if not entry.lease else True

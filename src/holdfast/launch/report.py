@@ -1,0 +1,115 @@
+"""What the agent tells: its events on disk, its sentences on the screen, and how the run ended.
+
+Owned by the agent's main thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.core.errors import EXIT_BAD_INPUT, LedgerError, LedgerRefused
+from holdfast.events import EventLog
+from holdfast.launch.directory import RunDirectory
+from holdfast.launch.policy import End
+from holdfast.launch.settings import RunSettings
+from holdfast.launch.summary import RunRecord, closing_lines, progress_line
+from holdfast.launch.tail import Tails, last_words
+from holdfast.launch.terminal import Narrator, ProgressClock, Screen
+
+
+class Reporter:
+    def __init__(self, settings: RunSettings, directory: RunDirectory, record: RunRecord, screen: Screen) -> None:
+        self.record = record
+        self.tails = Tails()
+        self._settings = settings
+        self._directory = directory
+        self._screen = screen
+        self._events = EventLog(directory.events / "agent.jsonl", "agent")
+        self._narrator = Narrator()
+        self._clock = ProgressClock(redraws=screen.redraws)
+        self._refusals: set[str] = set()
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Write an event of our own, and take it at once: a full disk must not make us blind."""
+        self._events.write(kind, **fields)
+        self.take({"t": time.time(), "who": "agent", "kind": kind, **fields})
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        try:
+            self.record.feed(event)
+            sentence = self._narrator.sentence(event)
+        except (KeyError, TypeError, ValueError):  # not as the vocabulary says: a newer worker's, or damaged
+            return
+        if sentence:
+            self.say(sentence)
+
+    def say(self, text: str) -> None:
+        self._screen.line(f"holdfast | {text}")
+
+    def warn(self, text: str) -> None:
+        self.tell("warning", text=text)
+
+    def refused(self, error: LedgerError | OSError) -> None:
+        """The ledger or the disk said no. It is said once."""
+        text = str(error).partition("\n")[0]
+        if text not in self._refusals:
+            self._refusals.add(text)
+            what = "the ledger takes no writes" if isinstance(error, LedgerRefused) else "a write failed"
+            self.warn(f"{what}; training goes on: {text}")
+
+    def look(self, now: float, *, workers: int) -> None:
+        """Show what the workers have written since, and the progress where it is due."""
+        for worker, line in self.tails.look(now):
+            self._screen.line(f"{worker} | {line}")
+        if self.record.step:
+            line = progress_line(self.record, workers=len(self.record.members) or workers)
+            if self._clock.due(line, now):
+                self._screen.progress(line if self._screen.redraws else f"holdfast | {line}")
+
+    def finished(self, *, exit_code: int) -> None:
+        for line in closing_lines(self.record, self._settings.name):
+            self.say(line)
+        finished = self.record.finished or {}
+        step = finished.get("step", self.record.step)
+        self.tell("run_finished", step=step, digest=finished.get("digest"), exit_code=exit_code)
+
+    def conclude(self, end: End) -> None:
+        """Everything that is still to be shown, and how the run ended."""
+        if end.outcome == "failed":
+            self.tails.drop_withheld()
+        self.tails.failures_matter = False
+        for _ in range(2):  # the second look takes a last line that has no end
+            self.look(time.monotonic(), workers=0)
+        step, name = self.record.step, self._settings.name
+        if end.outcome == "finished":
+            self.finished(exit_code=end.exit_code)
+        elif end.outcome == "stopped":
+            self.say(f"run {name} is stopped at step {step} ({end.reason})")
+        elif end.outcome == "left" and step:
+            self.say(f"every worker left in order, the last at step {step}; the training is not finished")
+        elif end.outcome == "left":
+            self.say("the script ended in every worker without a step of training")
+        self.tell("agent_stopped", reason=end.reason or end.outcome, exit_code=end.exit_code)
+        if end.worker:
+            self._screen.close()
+            self._explain(end)
+
+    def _explain(self, end: End) -> None:
+        """One worker's last words stand for all. Bad input is answered by the script's own sentence alone."""
+        words = last_words(self._directory.logs / f"{end.worker}.log")
+        bad_input = end.exit_code == EXIT_BAD_INPUT and bool(words)
+        if not bad_input:
+            print(f"holdfast: {end.reason}", file=sys.stderr)
+            if words:
+                print(f"{end.worker} said:", file=sys.stderr)
+        for line in words:
+            print(line, file=sys.stderr)
+        if not bad_input:
+            print(f"  hint: all output is in {self._directory.logs}", file=sys.stderr)
+
+    def close(self) -> None:
+        self._events.close()
+        self._screen.close()

@@ -1,0 +1,173 @@
+"""A run as its events tell it: one fold, used by the progress line, the closing summary and `holdfast status`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FAILURES = ("failed", "killed", "hung", "died while no agent ran")
+WORKERS_KEPT = 4096
+
+
+@dataclass
+class WorkerRecord:
+    pid: int = 0
+    state: str = "starting"  # starting, registered, member, finished, then how it ended
+    alive: bool = True
+
+
+@dataclass
+class RunRecord:
+    began: float | None = None
+    last: float = 0.0
+    step: int = 0
+    steps: int = 0
+    metrics: dict[str, Any] = field(default_factory=dict)
+    samples_per_s: float = 0.0
+    view: int = 0
+    members: tuple[str, ...] = ()
+    view_reason: str = ""
+    failures: int = 0
+    evictions: int = 0
+    recoveries_s: list[float] = field(default_factory=list)
+    finished: Mapping[str, Any] | None = None
+    digests: set[str] = field(default_factory=set)
+    reported: bool = False  # an agent has said that the run is finished
+    ended: str = ""  # why the last agent stopped
+    workers: dict[str, WorkerRecord] = field(default_factory=dict)
+
+    def feed(self, event: Mapping[str, Any]) -> None:
+        """Take one event. Fields that are missing or wrong are passed over: a log is never a reason to fail."""
+        when = float(event["t"])
+        self.began = when if self.began is None else self.began
+        self.last = max(self.last, when)
+        handler = getattr(self, f"_on_{event['kind']}", None)
+        step = event.get("step")
+        if isinstance(step, int):
+            self.step = max(self.step, step)
+        if handler is not None:
+            handler(event)
+
+    def worker(self, name: object) -> WorkerRecord:
+        if len(self.workers) >= WORKERS_KEPT:
+            for old in [name for name, record in self.workers.items() if not record.alive][: WORKERS_KEPT // 2]:
+                del self.workers[old]
+        return self.workers.setdefault(str(name), WorkerRecord())
+
+    def _on_agent_started(self, event: Mapping[str, Any]) -> None:
+        self.ended = ""
+
+    def _on_agent_stopped(self, event: Mapping[str, Any]) -> None:
+        self.ended = str(event.get("reason", ""))
+
+    def _on_worker_started(self, event: Mapping[str, Any]) -> None:
+        self.worker(event.get("worker")).pid = int(event.get("pid", 0))
+
+    def _on_worker_exited(self, event: Mapping[str, Any]) -> None:
+        record = self.worker(event.get("worker"))
+        record.alive = False
+        record.state = str(event.get("reason", "exited"))
+        self.failures += record.state in FAILURES
+        self.evictions += record.state == "evicted"
+
+    def _on_registered(self, event: Mapping[str, Any]) -> None:
+        self._move(event["who"], "registered")
+
+    def _on_view(self, event: Mapping[str, Any]) -> None:
+        number = int(event.get("view", 0))
+        if number > self.view:
+            self.view = number
+            self.members = tuple(map(str, event.get("members", ())))
+            self.view_reason = str(event.get("reason", ""))
+        if event["who"] in event.get("members", ()):
+            self._move(event["who"], "member")
+
+    def _on_joined(self, event: Mapping[str, Any]) -> None:
+        self._move(event["who"], "member")
+
+    def _on_recovered(self, event: Mapping[str, Any]) -> None:
+        # Every survivor tells; the slowest counts, and each view once.
+        duration = float(event.get("duration_s", 0.0))
+        if int(event.get("view", 0)) == self._recovered_view and self.recoveries_s:
+            self.recoveries_s[-1] = max(self.recoveries_s[-1], duration)
+        elif len(self.recoveries_s) < 100_000:
+            self.recoveries_s.append(duration)
+        self._recovered_view = int(event.get("view", 0))
+
+    _recovered_view: int = -1
+
+    def _on_progress(self, event: Mapping[str, Any]) -> None:
+        self._move(event["who"], "member")
+        self.steps = int(event.get("steps") or self.steps)
+        metrics = event.get("metrics")
+        self.metrics = dict(metrics) if isinstance(metrics, dict) else self.metrics
+        self.samples_per_s = float(event.get("samples_per_s") or 0.0)
+        self.view = max(self.view, int(event.get("view", 0)))
+
+    def _on_evicted(self, event: Mapping[str, Any]) -> None:
+        self._move(event["who"], "evicted")
+
+    def _on_left(self, event: Mapping[str, Any]) -> None:
+        self._move(event["who"], "leaving")
+
+    def _on_finished(self, event: Mapping[str, Any]) -> None:
+        self._move(event["who"], "finished")
+        self.finished = event
+        self.digests.add(str(event.get("digest", "")))
+
+    def _on_run_finished(self, event: Mapping[str, Any]) -> None:
+        self.reported = True
+
+    def _move(self, who: object, state: str) -> None:
+        record = self.worker(who)
+        if record.alive:
+            record.state = state
+
+
+def progress_line(record: RunRecord, *, workers: int) -> str:
+    """`step 120/1000 · loss 0.4312 · 5,230 samples/s · 4 workers · view 7 · 2 failures survived`."""
+    parts = [f"step {record.step}" + (f"/{record.steps}" if record.steps else "")]
+    loss = record.metrics.get("loss")
+    if isinstance(loss, int | float):
+        parts.append(f"loss {loss:.4g}")
+    if record.samples_per_s:
+        parts.append(f"{record.samples_per_s:,.0f} samples/s")
+    parts.append(count(workers, "worker"))
+    if record.view:
+        parts.append(f"view {record.view}")
+    if record.failures:
+        parts.append(f"{count(record.failures, 'failure')} survived")
+    return " · ".join(parts)
+
+
+def closing_lines(record: RunRecord, name: str) -> list[str]:
+    """What to say of a run that is finished."""
+    finished = record.finished or {}
+    duration_s = float(finished.get("t", record.last)) - (record.began or record.last)
+    lines = [
+        f"run {name} is finished: {finished.get('step', record.step)} steps in {_duration(duration_s)}, "
+        f"{count(record.view, 'view')}, {count(record.failures, 'failure')} survived"
+        + (f", {record.evictions} evicted" if record.evictions else "")
+    ]
+    if record.recoveries_s:
+        ordered = sorted(record.recoveries_s)
+        median, worst = ordered[len(ordered) // 2], ordered[-1]
+        lines.append(f"recovery: median {median * 1000:.0f} ms, worst {worst * 1000:.0f} ms")
+    if len(record.digests) == 1:
+        lines.append(f"weights: {next(iter(record.digests))}")
+    elif record.digests:
+        lines.append(f"warning: the workers ended with different weights: {', '.join(sorted(record.digests))}")
+    return lines
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"

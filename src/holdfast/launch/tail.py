@@ -1,0 +1,115 @@
+"""Follows the workers' log files and hands out their lines.
+
+Lines are withheld for a moment where they may be the last words of a script that fails in every worker: the agent
+then shows one traceback and drops the others. Whatever happens, the files keep everything.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+READ_BYTES_MAX = 256 * 1024  # for each look: a worker that floods its log does not flood the agent
+LINE_BYTES_MAX = 16 * 1024
+WITHHOLD_S = 1.0
+TRACEBACK = "Traceback (most recent call last)"
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # colours and cursor movements
+
+
+@dataclass
+class _Tail:
+    path: Path
+    offset: int = 0
+    partial: bytes = b""
+    lines: list[tuple[float, str]] = field(default_factory=list)  # read, not handed out yet
+    settled: bool = False  # it works: nothing but a traceback is withheld
+    ended: bool = False
+    failed: bool = False
+
+
+class Tails:
+    """Owned by the agent's main thread."""
+
+    def __init__(self) -> None:
+        self._tails: dict[str, _Tail] = {}
+        self.failures_matter = True  # no step was made yet: last words of failed workers are kept back
+
+    def follow(self, worker: str, path: Path, *, from_end: bool) -> None:
+        size = path.stat().st_size if from_end and path.exists() else 0
+        self._tails[worker] = _Tail(path, size)
+
+    def settle(self, worker: str) -> None:
+        if worker in self._tails:
+            self._tails[worker].settled = True
+
+    def end(self, worker: str, *, failed: bool) -> None:
+        if worker in self._tails:
+            self._tails[worker].ended = True
+            self._tails[worker].failed = failed
+
+    def look(self, now: float) -> list[tuple[str, str]]:
+        """(worker, line) pairs that may be shown now."""
+        shown: list[tuple[str, str]] = []
+        for worker, tail in list(self._tails.items()):
+            self._read(tail, now)
+            if tail.ended and tail.failed and self.failures_matter:
+                continue
+            ready = len(tail.lines) if tail.ended else self._ready(tail, now)
+            shown += [(worker, line) for _, line in tail.lines[:ready]]
+            del tail.lines[:ready]
+            if tail.ended and not tail.lines and not tail.partial:
+                del self._tails[worker]
+        return shown
+
+    def drop_withheld(self) -> None:
+        """The run ends with one traceback; the rest stays in the files."""
+        for worker, tail in list(self._tails.items()):
+            if tail.lines or tail.partial or tail.failed:
+                del self._tails[worker]
+
+    def _ready(self, tail: _Tail, now: float) -> int:
+        old = sum(1 for when, _ in tail.lines if when <= now - WITHHOLD_S)
+        if not tail.settled:
+            return old
+        for index, (_, line) in enumerate(tail.lines):
+            if line.startswith(TRACEBACK):
+                return max(index, old)
+        return len(tail.lines)
+
+    def _read(self, tail: _Tail, now: float) -> None:
+        try:
+            with tail.path.open("rb") as file:
+                file.seek(tail.offset)
+                data = file.read(READ_BYTES_MAX)
+        except OSError:
+            return
+        tail.offset += len(data)
+        pieces = (tail.partial + data).split(b"\n")
+        tail.partial = pieces.pop()
+        if len(tail.partial) > LINE_BYTES_MAX or (tail.ended and tail.partial and not data):
+            pieces.append(tail.partial)
+            tail.partial = b""
+        # A carriage return is how progress bars redraw a line: its last state is what a terminal would show.
+        tail.lines += [(now, _shown(piece)) for piece in pieces]
+
+
+def _shown(piece: bytes) -> str:
+    text = piece.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+    return "".join(c for c in _ESCAPES.sub("", text) if c.isprintable() or c == "\t")
+
+
+def last_words(path: Path, *, lines_max: int = 80) -> list[str]:
+    """The end of a log, from its traceback on if there is one."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 64 * 1024))
+            lines = [_shown(piece) for piece in file.read().rstrip(b"\n").split(b"\n")]
+    except OSError:
+        return []
+    lines = lines[-lines_max:]
+    for index, line in enumerate(lines):
+        if line.startswith(TRACEBACK):
+            return lines[index:]
+    return lines
