@@ -1,0 +1,113 @@
+"""Fetching one shard's samples, the same in the worker and in its loader processes, and the latter's first breath.
+
+Invariant: what `ShardFetcher.fetch` returns is a function of (seed, step, shard, dataset): the generators are seeded
+before it, and it runs on one compute thread, as torch makes it in loader processes anyway.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import default_collate, get_worker_info
+
+from holdfast.data.seeding import derive_seed, seed_everything
+
+Place: TypeAlias = tuple[int, int]  # (step, shard)
+_Failure: Any = ExceptionWrapper  # torch's, which keeps the traceback as text; not typed there
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class ShardFetcher:
+    """Stands in for the dataset in a DataLoader whose sampler yields (step, shard, indices)."""
+
+    dataset: Any
+    seed: int
+    collate_fn: Callable[[list[Any]], Any] | None
+
+    def fetch(self, step: int, shard: int, indices: list[int]) -> Any:
+        """The batch of one shard. Leaves the process's generators in whatever state the dataset left them."""
+        threads = torch.get_num_threads()
+        if threads != 1:
+            torch.set_num_threads(1)
+        try:
+            seed_everything(derive_seed(self.seed, step, shard, "fetch"))
+            if getattr(self.dataset, "__getitems__", None):
+                samples = self.dataset.__getitems__(indices)
+            else:
+                samples = [self.dataset[index] for index in indices]
+            return (self.collate_fn or default_collate)(samples)
+        finally:
+            if threads != 1:
+                torch.set_num_threads(threads)
+
+    def __getitem__(self, item: tuple[int, int, list[int]]) -> tuple[Place, Any]:
+        step, shard, indices = item
+        try:
+            return (step, shard), self.fetch(step, shard, indices)
+        except Exception:
+            # As a value: what the loader itself raises is then always about its processes.
+            info = get_worker_info()
+            return (step, shard), _Failure(where=f"in loader process {info.id if info else 0}")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+@dataclass(frozen=True)
+class LoaderStart:
+    """The first thing that a loader process does. `parent` is set if the process may die with its parent's thread."""
+
+    parent: int | None
+    worker_init_fn: Callable[[int], None] | None
+
+    def __call__(self, number: int) -> None:
+        # Ctrl-C reaches the whole terminal; the worker finishes its step first and still needs its samples.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        let_go_of_sockets()
+        if self.parent is not None:
+            die_with_parent(self.parent)
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(number)
+
+
+def let_go_of_sockets() -> None:
+    """Releases the sockets that a fork copied.
+
+    A connection ends for the peer only when every copy is closed: with a copy in here, peers would see a dead or
+    departing worker seconds late. The numbers stay taken (by /dev/null), so that a Python object which still
+    believes in its socket closes nothing else.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for entry in Path("/proc/self/fd").iterdir():
+            number = int(entry.name)
+            try:
+                if number > 2 and stat.S_ISSOCK(os.fstat(number).st_mode):
+                    os.dup2(nothing, number, inheritable=False)
+            except OSError:
+                pass  # the directory's own descriptor, closed again
+    except FileNotFoundError:
+        pass  # no /proc: not Linux
+    finally:
+        os.close(nothing)
+
+
+def die_with_parent(parent: int) -> None:
+    """The kernel kills this process when the thread that forked it ends; torch's own watch takes seconds."""
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (AttributeError, OSError):
+        return  # not Linux: torch's own watch it is
+    if os.getppid() != parent:
+        os._exit(1)  # it died before the kernel knew
