@@ -10,6 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import metadata
 from typing import Any, NoReturn
 
@@ -120,7 +121,7 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigError(f"unknown option {words[0]}", hint="see `holdfast run --help`")
     home = home_directory(options.dir)
     settings = RunSettings(
-        name=options.run if options.run is not None else fresh_name(home, words[0], now=time.time()),
+        name="unnamed" if options.run is None else options.run,
         script=words[0],
         arguments=tuple(words[1:]),
         module=module,
@@ -132,6 +133,9 @@ def _run(options: argparse.Namespace) -> int:
         listen=options.listen,
         lease_s=options.lease,
     )
+    settings.validate()
+    if options.run is None:
+        settings = replace(settings, name=fresh_name(home, settings.script, now=time.time()))
     return run_agent(settings, home)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import queue
+import resource
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from holdfast.core.errors import ConfigError, LedgerError, ProtocolError
+from holdfast.core.errors import ConfigError, HoldfastError, LedgerError, ProtocolError
 from holdfast.core.words import (
     KEY_DONE,
     KEY_SIZE,
@@ -71,6 +72,7 @@ Message = Died | Interrupted | LedgerState | LedgerChange
 def run_agent(settings: RunSettings, home: Path, *, out: TextIO | None = None) -> int:
     """Run until the training is finished, stopped or hopeless. Returns the exit code."""
     settings.validate()
+    _allow_open_files(settings.workers + settings.spares)
     directory = RunDirectory(home, settings.name)
     directory.create()
     with directory.locked():
@@ -138,7 +140,7 @@ class Agent:
 
     def run(self, past: list[dict[str, Any]]) -> int:
         self._catch_signals()
-        adopted = self._crew.adopt_living()
+        adopted = self._crew.adopt_living(_known_pids(past))
         if not adopted.living:
             done = self._done_value()
             if done is not None or self._reporter.record.finished:
@@ -238,8 +240,9 @@ class Agent:
             case LedgerChange(change):
                 self._change(change.key, change.value if change.kind == "put" else None, now)
             case LedgerState(values):
-                for worker in self._registered - {key[len(KEY_WORKERS) :] for key in values}:
-                    self._change(KEY_WORKERS + worker, None, now)
+                for worker in tuple(self._registered):
+                    if KEY_WORKERS + worker not in values:
+                        self._change(KEY_WORKERS + worker, None, now)
                 for key, value in values.items():
                     self._change(key, value, now)
 
@@ -325,6 +328,8 @@ class Agent:
 
     def _look(self, now: float) -> None:
         self._look_at_events(now)
+        if not self._server.alive:
+            self._serve_again()
         if self._policy.done and not self._done_noted and self._reporter.record.finished is not None:
             self._done_noted = True
             self._attempt(self._note_done)
@@ -337,6 +342,14 @@ class Agent:
                 self._policy.observed(event, now)
         if self._policy.step:
             self._reporter.tails.failures_matter = False
+
+    def _serve_again(self) -> None:
+        """The ledger's thread ended. Training goes on without it, but only with it can the membership change."""
+        self._server.stop()
+        try:
+            self._server.start()
+        except HoldfastError as error:
+            self._reporter.refused(error)
 
     def _note_done(self) -> None:
         """A worker that could not reach the ledger has said in its log that it finished."""
@@ -412,6 +425,21 @@ class Agent:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, caught)
+        # Inherited as ignored, it would take our children's exit codes away.
+        self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _known_pids(past: list[dict[str, Any]]) -> dict[str, int]:
+    return {str(event["worker"]): int(event["pid"]) for event in past if event["kind"] == "worker_started"}
+
+
+def _allow_open_files(size: int) -> None:
+    """A process and two connections for each worker: the usual limit of 1024 does not do for hundreds."""
+    wanted = 256 + 8 * size
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 def _done(finished: Mapping[str, Any]) -> bytes:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.core.errors import LedgerError, ProtocolError
+from holdfast.core.errors import HoldfastError, LedgerError, ProtocolError
 from holdfast.core.words import (
     KEY_INCARNATIONS,
     KEY_WORKERS,
@@ -45,7 +45,7 @@ class Crew:
         socket_dir: Path,
         ledger: Ledger,
         deaths: DeathWatch,
-        refused: Callable[[LedgerError | OSError], None],
+        refused: Callable[[HoldfastError | OSError], None],
     ) -> None:
         self._settings = settings
         self._directory = directory
@@ -114,19 +114,21 @@ class Crew:
                 known = max(known, int(decode_json(entry.value).get("count", 0)))
             self._ledger.put(f"{KEY_INCARNATIONS}{slot}", encode_json({"count": known + 1}))
         except (LedgerError, ProtocolError) as error:
-            if isinstance(error, LedgerError):
-                self._refused(error)
+            self._refused(error)
         self._incarnations[slot] = known + 1
         return known + 1
 
-    def adopt_living(self) -> Adoption:
+    def adopt_living(self, known_pids: Mapping[str, int]) -> Adoption:
         """Find the workers that an earlier agent left behind, and clear up after those that died since.
 
-        Two living workers of one slot: the older is not part of anyone's plan, and is ended.
+        A process that carries a worker's name but not the process id that was written down is some daemon that
+        the worker started. Two living workers of one slot: the older is not part of anyone's plan, and is ended.
         """
         newest: dict[int, tuple[int, str]] = {}
         processes: dict[str, WorkerProcess] = {}
         for found in find_workers(self._directory.path):
+            if known_pids.get(found.worker, found.pid) != found.pid:
+                continue
             process = WorkerProcess.adopt(found.worker, found.pid, found.started)
             if process is not None:
                 processes[found.worker] = process
@@ -147,7 +149,10 @@ class Crew:
         for entry in self._ledger.read(KEY_WORKERS).entries:
             worker = entry.key[len(KEY_WORKERS) :]
             if worker not in living:
-                fence(self._ledger, worker)
+                try:
+                    fence(self._ledger, worker)
+                except LedgerError as error:  # its lease will run out
+                    self._refused(error)
                 dead.append(worker)
         return dead
 

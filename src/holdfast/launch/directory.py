@@ -41,14 +41,20 @@ def runs_directory(home: Path) -> Path:
 
 
 def fresh_name(home: Path, script: str, *, now: float) -> str:
-    """The script's stem and the time, made unique."""
+    """The script's stem and the time, made unique and reserved by making its directory."""
     stem = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in Path(script).stem)
     base = f"{stem.lstrip('._-')[:40] or 'run'}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"
     name, number = base, 1
-    while (runs_directory(home) / name).exists():
-        number += 1
-        name = f"{base}-{number}"
-    return name
+    while True:
+        folder = runs_directory(home) / name
+        try:
+            folder.mkdir(parents=True, mode=0o700)
+            return name
+        except FileExistsError:
+            number += 1
+            name = f"{base}-{number}"
+        except OSError as error:
+            raise _unwritable(folder, error) from error
 
 
 def run_names(home: Path) -> list[str]:

@@ -180,7 +180,7 @@ class Policy:
         if code == 0 or gone.asked_to_leave:
             # Asked to leave, then wanted again: the slot gets a new worker.
             slot.left = not (gone.asked_to_leave and gone.slot < self.size)
-            return "finished" if gone.finished else "stopped" if self.stopping else "left"
+            return gone.kill_reason or ("finished" if gone.finished else "stopped" if self.stopping else "left")
         if code == EXIT_EVICTED:
             self._back_off(slot, now, counted=False)
             return "evicted"
@@ -360,4 +360,6 @@ class Policy:
 
     def _finish(self, end: End, reason: str) -> list[Action]:
         self._over = True
+        for worker in self.alive.values():
+            worker.kill_reason = worker.kill_reason or reason
         return [*(Kill(worker, reason) for worker in self.alive), end]

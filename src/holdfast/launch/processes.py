@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from holdfast.core.errors import LedgerError
+from holdfast.core.errors import HoldfastError
 from holdfast.core.words import KEY_WORKERS
 from holdfast.launch.proc import process_started
 from holdfast.ledger.port import Ledger
@@ -153,7 +153,7 @@ class DeathWatch:
         trouble = ""
         try:
             fence(self._ledger, process.worker)  # first: the others wait for this
-        except (LedgerError, OSError) as error:
+        except (HoldfastError, OSError) as error:
             trouble = str(error).partition("\n")[0]  # the lease will run out
         code, number = process.reap()
         process.close()

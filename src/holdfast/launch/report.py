@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.core.errors import EXIT_BAD_INPUT, LedgerError, LedgerRefused
+from holdfast.core.errors import EXIT_BAD_INPUT, HoldfastError, LedgerRefused
 from holdfast.events import EventLog
 from holdfast.launch.directory import RunDirectory
 from holdfast.launch.policy import End
@@ -18,6 +18,8 @@ from holdfast.launch.settings import RunSettings
 from holdfast.launch.summary import RunRecord, closing_lines, progress_line
 from holdfast.launch.tail import Tails, last_words
 from holdfast.launch.terminal import Narrator, ProgressClock, Screen
+
+LAST_LOOKS_MAX = 40  # 10 MiB of each log
 
 
 class Reporter:
@@ -52,7 +54,7 @@ class Reporter:
     def warn(self, text: str) -> None:
         self.tell("warning", text=text)
 
-    def refused(self, error: LedgerError | OSError) -> None:
+    def refused(self, error: HoldfastError | OSError) -> None:
         """The ledger or the disk said no. It is said once."""
         text = str(error).partition("\n")[0]
         if text not in self._refusals:
@@ -81,8 +83,10 @@ class Reporter:
         if end.outcome == "failed":
             self.tails.drop_withheld()
         self.tails.failures_matter = False
-        for _ in range(2):  # the second look takes a last line that has no end
+        for _ in range(LAST_LOOKS_MAX):
             self.look(time.monotonic(), workers=0)
+            if not self.tails:
+                break
         step, name = self.record.step, self._settings.name
         if end.outcome == "finished":
             self.finished(exit_code=end.exit_code)

@@ -25,6 +25,7 @@ class _Tail:
     lines: list[tuple[float, str]] = field(default_factory=list)  # read, not handed out yet
     settled: bool = False  # it works: nothing but a traceback is withheld
     ended: bool = False
+    drained: bool = False  # the last look reached the end of the file
     failed: bool = False
 
 
@@ -34,6 +35,9 @@ class Tails:
     def __init__(self) -> None:
         self._tails: dict[str, _Tail] = {}
         self.failures_matter = True  # no step was made yet: last words of failed workers are kept back
+
+    def __len__(self) -> int:
+        return len(self._tails)
 
     def follow(self, worker: str, path: Path, *, from_end: bool) -> None:
         size = path.stat().st_size if from_end and path.exists() else 0
@@ -58,7 +62,7 @@ class Tails:
             ready = len(tail.lines) if tail.ended else self._ready(tail, now)
             shown += [(worker, line) for _, line in tail.lines[:ready]]
             del tail.lines[:ready]
-            if tail.ended and not tail.lines and not tail.partial:
+            if tail.ended and tail.drained and not tail.lines and not tail.partial:
                 del self._tails[worker]
         return shown
 
@@ -85,6 +89,7 @@ class Tails:
         except OSError:
             return
         tail.offset += len(data)
+        tail.drained = len(data) < READ_BYTES_MAX
         pieces = (tail.partial + data).split(b"\n")
         tail.partial = pieces.pop()
         if len(tail.partial) > LINE_BYTES_MAX or (tail.ended and tail.partial and not data):

@@ -7,6 +7,7 @@ nothing but the output.
 
 from __future__ import annotations
 
+import os
 import queue
 import shutil
 import threading
@@ -61,6 +62,7 @@ class Screen:
                     return
                 self._show(kind, text)
             except (OSError, ValueError):  # nobody reads any more: the logs and events are on disk
+                _silence(self._out)
                 return
 
     def _show(self, kind: str, text: str) -> None:
@@ -79,6 +81,16 @@ class Screen:
     def _write(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
+
+
+def _silence(out: TextIO) -> None:
+    """What waits in the stream's buffer would raise once more when the interpreter ends."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, out.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):
+        pass
 
 
 class Narrator:
