@@ -97,8 +97,12 @@ class EmbeddedServer:
             raise
         woken, self._waker = socket.socketpair()
         loop = _Loop(machine, journal, listener, woken, self._secret, self._limits, self._clock)
-        self._thread = threading.Thread(target=loop.run, name="holdfast-ledger", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(loop,), name="holdfast-ledger", daemon=True)
         self._thread.start()
+
+    def _run(self, loop: _Loop) -> None:
+        # A method, so that the thread keeps this object: were it collected, its waker would close and end the loop.
+        loop.run()
 
     def stop(self) -> None:
         """End the loop, close every connection and remove the socket. Twice is no error."""
