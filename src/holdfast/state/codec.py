@@ -1,0 +1,194 @@
+"""Nested state to (JSON tree, tensors) and back, exactly. No pickle: what is decoded is data, never code.
+
+How a value looks in the tree:
+    None, bool, str, int, finite float   as in JSON (Python writes floats so that they read back bit for bit)
+    list                                 a JSON list
+    anything else                        an object with one key, the tag:
+        {"d": [[key, value], …]}  dict     {"c": [[key, count], …]}  Counter    {"t": […]}        tuple
+        {"f": "7ff8000000000000"} float    {"i": "0x…"}              large int  {"n": [dtype, hex]}  numpy scalar
+        {"T": 3}  tensor number 3          {"a": 4}  the same, as a numpy array
+        {"dtype": "bfloat16"}              {"device": "cuda:0"}
+
+Owns nothing; pure apart from reading tensors. Local misuse is a ConfigError with the value's path; bytes from
+elsewhere that no encoder writes are a ProtocolError.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy
+import torch
+
+from holdfast.core.errors import ConfigError, ProtocolError
+from holdfast.state.layout import dtype_name, readable
+
+Tree: TypeAlias = Any  # what json.loads can return
+
+TREE_BYTES_MAX = 16 * 2**20
+DEPTH_MAX = 64
+_INT_BITS_PLAIN = 64
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
+# Lists of what may be named, so that a name from the wire is only ever looked up, never interpreted.
+_TORCH_DTYPES = {dtype_name(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+# Two C types may share a name; the usual one is numpy's default, and comes last here.
+_NUMPY_DTYPES = {dtype.name: dtype for dtype in map(numpy.dtype, "GgqQlLiIhHbB?efdFD")}
+_HINT = "a state_dict may hold dicts, lists, tuples, numbers, strings, None, tensors and numpy values"
+
+
+def flatten(value: Any, *, sort: bool = False, path: str = "state") -> tuple[Tree, list[torch.Tensor]]:
+    """The tree of `value` and the tensors it refers to by number; tensors are references wherever possible.
+
+    With `sort`, dicts are written in the order of their keys, so that two workers whose dicts were filled in a
+    different order get the same bytes.
+    """
+    encoder = _Encoder(sort)
+    tree = encoder.encode(value, path, 0)
+    return tree, encoder.tensors
+
+
+class _Encoder:
+    def __init__(self, sort: bool) -> None:
+        self.sort = sort
+        self.tensors: list[torch.Tensor] = []
+
+    def encode(self, value: Any, path: str, depth: int) -> Tree:
+        if depth > DEPTH_MAX:
+            raise ConfigError(f"{path:.200}… is nested more than {DEPTH_MAX} deep", hint=_HINT)
+        kind = type(value)
+        if value is None or kind is bool or kind is str:
+            return value
+        if kind is int:
+            return value if value.bit_length() <= _INT_BITS_PLAIN else {"i": hex(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {"f": struct.pack(">d", value).hex()}
+        if isinstance(value, torch.Tensor):
+            return {"T": self._add(value, path)}
+        if kind in _DICTS:
+            return self._dict(value, path, depth)
+        if kind in (list, tuple, torch.Size):
+            items = [self.encode(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+            return items if kind is list else {"t": items}
+        if isinstance(value, (numpy.generic, numpy.ndarray)):
+            return self._numpy(value, path)
+        if isinstance(value, torch.dtype):
+            return {"dtype": dtype_name(value)}
+        if isinstance(value, torch.device):
+            return {"device": str(value)}
+        raise ConfigError(f"{path} is a {kind.__name__}, which cannot travel in a snapshot", hint=_HINT)
+
+    def _add(self, tensor: torch.Tensor, path: str) -> int:
+        self.tensors.append(readable(tensor, path))
+        return len(self.tensors) - 1
+
+    def _numpy(self, value: Any, path: str) -> Tree:
+        if _NUMPY_DTYPES.get(value.dtype.name) != value.dtype:
+            raise ConfigError(f"{path} is a numpy {value.dtype}, which cannot travel in a snapshot", hint=_HINT)
+        if isinstance(value, numpy.generic):
+            return {"n": [value.dtype.name, value.tobytes().hex()]}
+        try:
+            # A copy: torch warns about arrays that are read-only, and refuses negative strides.
+            return {"a": self._add(torch.from_numpy(numpy.array(value, order="C", copy=True)), path)}
+        except TypeError as error:
+            raise ConfigError(f"{path} is a numpy array of {value.dtype}", hint=_HINT) from error
+
+    def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Tree:
+        for key in value:
+            if type(key) not in (str, int, bool) or (type(key) is int and key.bit_length() > _INT_BITS_PLAIN):
+                raise ConfigError(
+                    f"{path} has the key {key!r:.80}, a {type(key).__name__}",
+                    hint="keys of a state_dict are strings or integers",
+                )
+        keys: Iterable[Any] = value
+        if self.sort:
+            keys = sorted(value, key=lambda key: (type(key).__name__, key))
+        pairs = [[key, self.encode(value[key], f"{path}[{key!r}]", depth + 1)] for key in keys]
+        return {"c" if type(value) is Counter else "d": pairs}
+
+
+def unflatten(tree: Tree, tensors: Sequence[torch.Tensor]) -> Any:
+    """The value whose `flatten` gave this; the tensors in it are the very ones passed in."""
+    return _decode(tree, tensors, 0)
+
+
+def _decode(tree: Tree, tensors: Sequence[torch.Tensor], depth: int) -> Any:
+    if depth > DEPTH_MAX:
+        raise ProtocolError(f"a state nested more than {DEPTH_MAX} deep")
+    if tree is None or isinstance(tree, (bool, str, int, float)):
+        return tree
+    if isinstance(tree, list):
+        return [_decode(item, tensors, depth + 1) for item in tree]
+    if not isinstance(tree, dict) or len(tree) != 1:
+        raise ProtocolError(f"not a tagged value: {tree!r:.80}")
+    ((tag, body),) = tree.items()
+    try:
+        if tag in ("d", "c"):
+            return _decode_dict(tag, body, tensors, depth)
+        if tag == "t" and isinstance(body, list):
+            return tuple(_decode(item, tensors, depth + 1) for item in body)
+        if tag in ("T", "a") and type(body) is int and 0 <= body < len(tensors):
+            return tensors[body] if tag == "T" else tensors[body].numpy().copy()
+        return _decode_scalar(tag, body)
+    except ProtocolError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError, struct.error) as error:
+        raise ProtocolError(f"not a value of kind {tag!r:.20}: {body!r:.80}") from error
+
+
+def _decode_dict(tag: str, body: Any, tensors: Sequence[torch.Tensor], depth: int) -> Any:
+    result: dict[Any, Any] = {} if tag == "d" else Counter()
+    for key, item in body:
+        if type(key) not in (str, int, bool) or key in result:
+            raise ProtocolError(f"a dict with the key {key!r:.80}, or with it twice")
+        result[key] = _decode(item, tensors, depth + 1)
+    return result
+
+
+def _decode_scalar(tag: str, body: Any) -> Any:
+    if tag == "f":
+        (number,) = struct.unpack(">d", bytes.fromhex(body))
+        return number
+    if tag == "i":
+        return int(body, 16)
+    if tag == "n":
+        name, data = body
+        dtype = _NUMPY_DTYPES[name]
+        raw = bytes.fromhex(data)
+        if len(raw) != dtype.itemsize:
+            raise ProtocolError(f"not a numpy scalar: {body!r:.80}")
+        return numpy.frombuffer(raw, dtype)[0]
+    if tag == "dtype":
+        return _TORCH_DTYPES[body]
+    if tag == "device":
+        return torch.device(str(body))
+    raise ProtocolError(f"not a value of kind {tag!r:.20}: {body!r:.80}")
+
+
+def pack_tree(tree: Tree) -> bytes:
+    """The bytes of a tree that `flatten` returned."""
+    data = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
+    if len(data) > TREE_BYTES_MAX:
+        raise ConfigError(
+            f"the state without its tensors has {len(data)} bytes, more than {TREE_BYTES_MAX}",
+            hint="keep large data in tensors rather than in Python lists",
+        )
+    return data
+
+
+def unpack_tree(data: bytes | memoryview) -> Tree:
+    """Reads what `pack_tree` wrote, whoever sent it. Bounded: TREE_BYTES_MAX, and the depth at `unflatten`."""
+    if len(data) > TREE_BYTES_MAX:
+        raise ProtocolError(f"a state tree of {len(data)} bytes, at most {TREE_BYTES_MAX} are read")
+    try:
+        return json.loads(bytes(data), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not a state tree: {bytes(data[:80])!r}") from error
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,56 @@
+"""Digests of tensors, models and snapshots: xxh3_128 over names, dtypes, shapes and raw bytes.
+
+They find corruption and divergence, at memory speed; they are no defence against forgery, which the
+authenticated connection is. Tensors are hashed where they lie; the GIL is released meanwhile. Owns nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import xxhash
+
+from holdfast.state.layout import TensorSpec, memory_of, readable, spec_of
+
+if TYPE_CHECKING:
+    from holdfast.state.snapshot import Snapshot
+
+# One update holds no lock that matters, but a bounded one lets a stop request through on huge tensors.
+_PIECE_BYTES = 64 * 2**20
+
+
+def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """32 hex digits. The memory layout does not count: a channels_last tensor has the digest of its row-major twin."""
+    hasher = xxhash.xxh3_128()
+    for name, tensor in tensors:
+        row_major = readable(tensor, name).contiguous()
+        _update(hasher, name, row_major, TensorSpec(row_major.dtype, tuple(row_major.shape)))
+    return hasher.hexdigest()
+
+
+def weights_digest(model: torch.nn.Module) -> str:
+    """Of a model's parameters and buffers, in the order of its state_dict."""
+    state = model.state_dict()
+    return digest_tensors((name, value) for name, value in state.items() if isinstance(value, torch.Tensor))
+
+
+def state_digest(snapshot: Snapshot) -> str:
+    """Of everything in a snapshot: step, tree, and the tensors as they lie in memory."""
+    hasher = xxhash.xxh3_128()
+    head = json.dumps([snapshot.step, len(snapshot.tree), len(snapshot.tensors)])
+    hasher.update(head.encode())
+    hasher.update(snapshot.tree)
+    for tensor in snapshot.tensors:
+        _update(hasher, "", tensor, spec_of(tensor))
+    return hasher.hexdigest()
+
+
+def _update(hasher: Any, name: str, tensor: torch.Tensor, spec: TensorSpec) -> None:
+    # A JSON line ends where it ends: no two lists of (name, spec, bytes) run together to the same stream.
+    hasher.update(json.dumps([name, *spec.to_json()]).encode())
+    memory = memory_of(tensor, spec)
+    for start in range(0, len(memory), _PIECE_BYTES):
+        hasher.update(memory[start : start + _PIECE_BYTES])

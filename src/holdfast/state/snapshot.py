@@ -1,0 +1,191 @@
+"""A snapshot is the state at a step, in memory; a `Holder` takes it from live objects and puts it back.
+
+Invariants:
+- `capture` refers to parameters and optimizer state and does not copy them: they change only in
+  `optimizer.step()`, so another thread may read the snapshot until then, and nobody after that. What may change
+  during a step (buffers, hyperparameters, everything in `extras`) is copied.
+- `restore` keeps the identity of every parameter and buffer, and checks the whole snapshot before it writes.
+- After `restore(s)`, `capture(s.step).digest() == s.digest()`.
+
+A Holder belongs to the thread that runs the user's loop. A Snapshot is immutable and may be shared.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from holdfast.core.errors import ConfigError, ProtocolError
+from holdfast.state.codec import flatten, pack_tree, unflatten, unpack_tree
+from holdfast.state.digest import state_digest
+from holdfast.state.layout import dtype_name, readable, spec_of
+from holdfast.state.optimizer import capture_optimizer, check_optimizer, copied, restore_optimizer
+
+_PARTS = ("parameters", "requires_grad", "buffers", "modules", "optimizer", "extras")
+_SAME_SCRIPT = "every worker of a run must build the same model, optimizer and extras before holdfast.join"
+
+
+class Stateful(Protocol):
+    """Anything that travels with the snapshot: a scheduler, an averaged model, a gradient scaler."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """The state at `step`: a packed tree and the tensors it numbers. Immutable by agreement."""
+
+    step: int
+    tree: bytes
+    tensors: tuple[torch.Tensor, ...]
+    _digest: str = field(default="", init=False, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+    def digest(self) -> str:
+        """Computed at the first call and then kept."""
+        if not self._digest:
+            self._digest = state_digest(self)
+        return self._digest
+
+
+class Holder:
+    """Captures and restores the state of one worker: model, optimizer and `extras`.
+
+    `buffers`, where given, returns the buffers as they were at the start of the current step, by name.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        extras: Mapping[str, Stateful] | None = None,
+        *,
+        buffers: Callable[[], Mapping[str, torch.Tensor]] | None = None,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._extras = dict(extras or {})
+        self._buffers = buffers
+        for name, extra in self._extras.items():
+            if not callable(getattr(extra, "state_dict", None)) or not callable(
+                getattr(extra, "load_state_dict", None)
+            ):
+                raise ConfigError(
+                    f"{name} is a {type(extra).__name__} without state_dict and load_state_dict",
+                    hint="pass things like a scheduler, an AveragedModel or a GradScaler, by name",
+                )
+
+    def capture(self, step: int) -> Snapshot:
+        """The state as of now, which is the state after `step` steps. Call it between two optimizer steps."""
+        parameters = dict(self._model.named_parameters())
+        state = {
+            "parameters": parameters,
+            "requires_grad": {name: value.requires_grad for name, value in parameters.items()},
+            "buffers": copied(dict(self._buffers() if self._buffers else self._model.named_buffers())),
+            "modules": {name: copied(module.get_extra_state()) for name, module in self._speaking_modules()},
+            "optimizer": capture_optimizer(self._optimizer, parameters),
+            "extras": {name: _capture_extra(extra) for name, extra in self._extras.items()},
+        }
+        tree, tensors = flatten(state, sort=True)
+        return Snapshot(step, pack_tree(tree), tuple(tensors))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Makes this worker's state that of the snapshot, bit for bit. ConfigError if it is of another model."""
+        state = unflatten(unpack_tree(snapshot.tree), snapshot.tensors)
+        if not isinstance(state, dict) or tuple(sorted(state)) != tuple(sorted(_PARTS)):
+            raise ProtocolError("the snapshot does not have the parts of a training state")
+        if not all(isinstance(part, dict) for part in state.values()):
+            raise ProtocolError("a part of the snapshot is not a dict")
+        parameters = dict(self._model.named_parameters())
+        buffers = dict(self._model.named_buffers())
+        modules = dict(self._speaking_modules())
+        _check_tensors("parameter", state["parameters"], parameters)
+        _check_tensors("buffer", state["buffers"], buffers)
+        _check_names("parameter", state["requires_grad"], parameters)
+        _check_names("module with extra state", state["modules"], modules)
+        _check_names("extra", state["extras"], self._extras)
+        check_optimizer(state["optimizer"], self._optimizer, parameters)
+
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(state["parameters"][name])
+                parameter.requires_grad_(bool(state["requires_grad"][name]))
+            for name, buffer in buffers.items():
+                _write(buffer, state["buffers"][name])
+        for name, module in modules.items():
+            module.set_extra_state(copied(state["modules"][name]))
+        restore_optimizer(state["optimizer"], self._optimizer)
+        # Last: a scheduler may write to the optimizer when it is loaded, and then means to.
+        for name, extra in self._extras.items():
+            _restore_extra(name, extra, state["extras"][name])
+
+    def _speaking_modules(self) -> list[tuple[str, torch.nn.Module]]:
+        """Modules with state of their own beside tensors (`get_extra_state`)."""
+        silent = torch.nn.Module.get_extra_state
+        return [
+            (name, module) for name, module in self._model.named_modules() if type(module).get_extra_state is not silent
+        ]
+
+
+def _capture_extra(extra: Stateful) -> dict[str, Any]:
+    state = extra.state_dict()
+    # Modules keep the versions of their parts beside the dict, and read them again when they load.
+    return {"state": copied(state), "metadata": dict(getattr(state, "_metadata", None) or {})}
+
+
+def _restore_extra(name: str, extra: Stateful, sent: Any) -> None:
+    if not isinstance(sent, dict) or set(sent) != {"state", "metadata"} or not isinstance(sent["state"], dict):
+        raise ProtocolError(f"the snapshot's part for the extra {name} is not a state_dict")
+    state = OrderedDict(copied(sent["state"]))
+    if sent["metadata"]:
+        state._metadata = sent["metadata"]  # type: ignore[attr-defined]
+    try:
+        extra.load_state_dict(state)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"the extra {name} does not take the run's state: {error}", hint=_SAME_SCRIPT) from error
+
+
+def _check_names(what: str, sent: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    article = "an" if what.startswith("e") else "a"
+    for name in sent:
+        if name not in mine:
+            raise ConfigError(f"the run has {article} {what} {name} that this worker does not have", hint=_SAME_SCRIPT)
+    for name in mine:
+        if name not in sent:
+            raise ConfigError(f"this worker has {article} {what} {name} that the run does not have", hint=_SAME_SCRIPT)
+
+
+def _check_tensors(what: str, sent: Mapping[str, Any], mine: Mapping[str, torch.Tensor]) -> None:
+    _check_names(what, sent, mine)
+    for name, tensor in mine.items():
+        other = sent[name]
+        if not isinstance(other, torch.Tensor):
+            raise ProtocolError(f"the snapshot's {what} {name} is not a tensor")
+        if tensor.shape != other.shape:
+            difference = f"shape {tuple(other.shape)} in the run and {tuple(tensor.shape)} here"
+        elif tensor.dtype != other.dtype:
+            difference = f"dtype {dtype_name(other.dtype)} in the run and {dtype_name(tensor.dtype)} here"
+        elif what == "parameter" and spec_of(readable(tensor, name)) != spec_of(other):
+            # Kernels choose their path by strides: the next step would have other bits.
+            difference = "another memory format in the run than here"
+        else:
+            continue
+        raise ConfigError(f"the {what} {name} has {difference}", hint=_SAME_SCRIPT)
+
+
+def _write(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    if any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True)):
+        # An expanded buffer has one cell for many elements; it gets memory of its own, and stays the same object.
+        buffer.data = value.to(buffer.device, copy=True)
+    else:
+        buffer.copy_(value)
