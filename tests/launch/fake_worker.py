@@ -28,7 +28,10 @@ def main() -> None:
     parser.add_argument("--evict-at", type=int, help="in the first incarnation")
     parser.add_argument("--ignore-stop", action="store_true")
     parser.add_argument("--after", type=float, default=0.0, help="seconds of work after the last step")
+    parser.add_argument("--register-after", type=Path, help="wait for this file first")
     options = parser.parse_args()
+    while options.register_after is not None and not options.register_after.exists():
+        time.sleep(STEP_S)
     here = WorkerEnvironment.from_variables()
     assert here is not None
     events = EventLog(here.run_dir / "events" / f"{here.worker}.jsonl", here.worker)

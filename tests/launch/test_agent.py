@@ -13,6 +13,7 @@ import pytest
 from agent_harness import FAKE_WORKER, Run, a_run, holdfast, wait_for
 
 from holdfast.core.words import KEY_SIZE, KEY_STOP, KEY_WORKERS, decode_json
+from holdfast.launch.proc import process_started
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
 
@@ -117,6 +118,58 @@ def test_killing_the_agent_does_not_stop_training_and_the_same_command_takes_ove
     wait_for(lambda: run.stepping("w0.2"), "its replacement")
     assert finish(run, second) == 0
     assert "2 failures survived" in run.output
+
+
+def test_workers_that_are_still_starting_are_taken_over_too(run: Run) -> None:
+    script = (*until(run), "--register-after", str(run.home / "go"))
+    first = run.agent("--workers", "2", script=script)
+    before = wait_for(lambda: len(run.living()) == 2 and run.living(), "two processes")
+    first.kill()
+    first.wait()
+    second = run.agent("--workers", "2", script=script)
+    wait_for(lambda: len(run.events("agent_started")) == 2, "the second agent")
+    (run.home / "go").touch()
+    wait_for(lambda: run.stepping("w0.1", "w1.1"), "two workers")
+    assert run.living() == before
+    assert finish(run, second) == 0
+
+
+def test_a_worker_that_hung_while_no_agent_ran_is_found(run: Run) -> None:
+    first = run.agent("--workers", "2", "--lease", "0.5", script=until(run))
+    wait_for(lambda: run.stepping("w0.1", "w1.1"), "two workers")
+    first.kill()
+    first.wait()
+    os.kill(run.living()["w1.1"], signal.SIGSTOP)
+    second = run.agent("--workers", "2", "--lease", "0.5", script=until(run))
+    assert run.exit_of("w1.1")["reason"] == "hung"
+    wait_for(lambda: run.stepping("w0.1", "w1.2"), "the replacement")
+    assert finish(run, second) == 0
+
+
+def test_another_number_of_workers_at_a_take_over_holds(run: Run) -> None:
+    first = run.agent("--workers", "2", script=until(run))
+    wait_for(lambda: run.stepping("w0.1", "w1.1"), "two workers")
+    first.kill()
+    first.wait()
+    second = run.agent("--workers", "1", script=until(run))
+    assert run.exit_of("w1.1")["reason"] == "left"
+    assert run.living().keys() == {"w0.1"}
+    assert finish(run, second) == 0
+
+
+def test_the_children_of_a_killed_worker_do_not_outlive_it(run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import pathlib, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'child').write_text(str(child.pid))\n"
+        "time.sleep(60)\n"
+    )
+    agent = run.agent("--workers", "1", "--restarts", "0", script=(str(script),))
+    child = int(wait_for(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text(), "a child"))
+    os.kill(run.living()["w0.1"], signal.SIGKILL)
+    wait_for(lambda: process_started(child) is None, "the child's end")
+    assert agent.wait(timeout=20) == 137
 
 
 def test_a_training_that_finished_without_an_agent_is_told_once(run: Run) -> None:

@@ -38,10 +38,7 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
     """Everything that is known. The ledger is asked if an agent serves it; the events tell the rest."""
     record = RunRecord()
     for event in read_events(directory.events):
-        try:
-            record.feed(event)
-        except (KeyError, TypeError, ValueError):
-            continue
+        record.feed(event)
     described = directory.read()
     living = {found.worker: found.pid for found in find_workers(directory.path)}
     agent = directory.agent()

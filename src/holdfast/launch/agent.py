@@ -35,17 +35,16 @@ from holdfast.core.words import (
     encode_json,
     slot_of,
 )
-from holdfast.events import EventReader
-from holdfast.launch.crew import Crew
+from holdfast.launch.crew import Adoption, Crew
 from holdfast.launch.directory import RunDirectory
 from holdfast.launch.environment import LEDGER_SOCKET
+from holdfast.launch.history import History
 from holdfast.launch.ledger_watch import LedgerChange, LedgerState, LedgerWatch
 from holdfast.launch.policy import Action, AnnounceStop, AskToLeave, End, Kill, Policy, Start
 from holdfast.launch.proc import find_workers
 from holdfast.launch.processes import DeathWatch, WorkerProcess, fence
 from holdfast.launch.report import Reporter
 from holdfast.launch.settings import WORKERS_MAX, RunSettings, check_listen, describe
-from holdfast.launch.summary import RunRecord
 from holdfast.launch.terminal import Screen
 from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer
 
@@ -76,19 +75,16 @@ def run_agent(settings: RunSettings, home: Path, *, out: TextIO | None = None) -
     directory = RunDirectory(home, settings.name)
     directory.create()
     with directory.locked():
-        history = EventReader(directory.events)
-        record = RunRecord()
-        past = history.poll()
-        for event in past:
-            record.feed(event)
+        history = History(directory.events)
+        record = history.record
         living = find_workers(directory.path)
         if record.reported and not living:
             raise _finished_already(settings.name, record.step)
         if settings.listen:
             check_listen(settings.listen, max(1, settings.workers + settings.spares - len(living)))
-        agent = Agent(settings, directory, history, record, Screen(out or sys.stdout))
+        agent = Agent(settings, directory, history, Screen(out or sys.stdout))
         try:
-            return agent.run(past)
+            return agent.run()
         finally:
             agent.close()
 
@@ -104,14 +100,13 @@ class Agent:
         self,
         settings: RunSettings,
         directory: RunDirectory,
-        reader: EventReader,
-        record: RunRecord,
+        history: History,
         screen: Screen,
     ) -> None:
         self._settings = settings
         self._directory = directory
-        self._reader = reader
-        self._reporter = Reporter(settings, directory, record, screen)
+        self._history = history
+        self._reporter = Reporter(settings, directory, history.record, screen)
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._policy = Policy(settings.workers, settings.spares, settings.restarts)
         self._registered: set[str] = set()
@@ -138,14 +133,15 @@ class Agent:
 
     # -- the life of an agent ------------------------------------------------------------------------------
 
-    def run(self, past: list[dict[str, Any]]) -> int:
+    def run(self) -> int:
         self._catch_signals()
-        adopted = self._crew.adopt_living(_known_pids(past))
+        adopted = self._crew.adopt_living(self._history.pids())
+        self._history.poll()  # those that are not there may have finished a moment ago
         if not adopted.living:
             done = self._done_value()
             if done is not None or self._reporter.record.finished:
                 return self._report_finished_unattended(done)
-        self._begin(past, adopted.living, adopted.dead)
+        self._begin(adopted)
         end = None
         while end is None:
             message = self._next_message()
@@ -158,8 +154,8 @@ class Agent:
             end = self._act(self._policy.tick(now), now)
         return self._conclude(end)
 
-    def _begin(self, past: list[dict[str, Any]], living: tuple[str, ...], dead: tuple[str, ...]) -> None:
-        settings, now = self._settings, time.monotonic()
+    def _begin(self, adopted: Adoption) -> None:
+        settings, now, living = self._settings, time.monotonic(), adopted.living
         self._attempt(lambda: self._ledger.delete(KEY_STOP))
         self._attempt(lambda: self._ledger.put(KEY_SIZE, encode_json({"workers": settings.workers})))
         self._reporter.tell(
@@ -170,32 +166,24 @@ class Agent:
             spares=settings.spares,
             script=settings.script,
         )
-        self._note_deaths_unattended(past, set(living), set(dead))
         for worker in living:
             self._policy.started(worker)
             self._reporter.tails.follow(worker, self._crew.log_path(worker), from_end=True)
-            if any(event["kind"] == "registered" and event["who"] == worker for event in past):
+            if self._history.has_registered(worker):
                 # Not in the ledger any more? Then it hangs, unless it is just coming back to the new server.
                 self._policy.unregistered(worker, now, settings.lease_s + 3.0)
+        for worker, pid, reason in self._history.ended_unattended(living, adopted.dead):
+            self._buried.add(worker)
+            self._reporter.tell("worker_exited", worker=worker, pid=pid, reason=reason)
         if living:
-            for event in past:
+            for event in self._history.past:
                 self._policy.observed(event, now)
-            self._reporter.say(
-                f"took over run {settings.name} at step {self._reporter.record.step}: {', '.join(living)} are alive"
-            )
+            step = self._reporter.record.step
+            self._reporter.say(f"took over run {settings.name} at step {step}; alive: {', '.join(living)}")
         else:
             self._reporter.say(f"run {settings.name}, in {self._directory.path}")
+        self._history.past.clear()
         self._watch = LedgerWatch(self._watch_ledger, self._inbox.put)
-
-    def _note_deaths_unattended(self, past: list[dict[str, Any]], living: set[str], dead: set[str]) -> None:
-        """Workers that an earlier agent started and that ended while nobody watched."""
-        ended = {str(event["worker"]) for event in past if event["kind"] == "worker_exited"}
-        started = {str(event["worker"]): event.get("pid") for event in past if event["kind"] == "worker_started"}
-        in_order = {str(event["who"]) for event in past if event["kind"] in ("left", "finished")}
-        evicted = {str(event["who"]) for event in past if event["kind"] == "evicted"}
-        for worker in sorted((started.keys() | dead) - ended - living):
-            reason = "left" if worker in in_order else "evicted" if worker in evicted else "died while no agent ran"
-            self._reporter.tell("worker_exited", worker=worker, pid=started.get(worker), reason=reason)
 
     def _report_finished_unattended(self, done: Mapping[str, Any] | None) -> int:
         """The training ended while no agent was there to say so."""
@@ -336,7 +324,7 @@ class Agent:
         self._reporter.look(now, workers=len(self._crew))
 
     def _look_at_events(self, now: float) -> None:
-        for event in self._reader.poll():
+        for event in self._history.reader.poll():
             if event["who"] != "agent":  # ours were taken when they happened
                 self._reporter.take(event)
                 self._policy.observed(event, now)
@@ -427,10 +415,6 @@ class Agent:
             self._handlers[number] = signal.signal(number, caught)
         # Inherited as ignored, it would take our children's exit codes away.
         self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-def _known_pids(past: list[dict[str, Any]]) -> dict[str, int]:
-    return {str(event["worker"]): int(event["pid"]) for event in past if event["kind"] == "worker_started"}
 
 
 def _allow_open_files(size: int) -> None:

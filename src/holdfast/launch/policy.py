@@ -153,7 +153,7 @@ class Policy:
         worker = self.alive.get(str(event["who"]))
         if worker is None:
             return
-        if kind in ("joined", "progress") or (kind == "view" and event["who"] in event.get("members", ())):
+        if kind in ("joined", "progress") or (kind == "view" and event["who"] in (event.get("members") or ())):
             worker.member = True
             self._slot(worker.slot).setbacks = 0
         worker.in_order |= kind in ("left", "finished")

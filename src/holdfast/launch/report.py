@@ -37,6 +37,9 @@ class Reporter:
     def tell(self, kind: str, **fields: Any) -> None:
         """Write an event of our own, and take it at once: a full disk must not make us blind."""
         self._events.write(kind, **fields)
+        if self._events.failed and self._events.failed not in self._refusals:
+            self._refusals.add(self._events.failed)
+            self.say(f"events cannot be written; training goes on: {self._events.failed}")
         self.take({"t": time.time(), "who": "agent", "kind": kind, **fields})
 
     def take(self, event: Mapping[str, Any]) -> None:

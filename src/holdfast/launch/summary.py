@@ -39,6 +39,12 @@ class RunRecord:
 
     def feed(self, event: Mapping[str, Any]) -> None:
         """Take one event. Fields that are missing or wrong are passed over: a log is never a reason to fail."""
+        try:
+            self._feed(event)
+        except (KeyError, TypeError, ValueError):
+            pass
+
+    def _feed(self, event: Mapping[str, Any]) -> None:
         when = float(event["t"])
         self.began = when if self.began is None else self.began
         self.last = max(self.last, when)

@@ -1,0 +1,43 @@
+"""What earlier agents and their workers wrote down: how a new agent knows what it takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from holdfast.events import EventReader
+from holdfast.launch.summary import RunRecord
+
+
+class History:
+    """The events so far, kept until the agent has begun, and the reader that goes on from there."""
+
+    def __init__(self, events: Path) -> None:
+        self.reader = EventReader(events)
+        self.record = RunRecord()
+        self.past: list[dict[str, Any]] = []
+        self.poll()
+
+    def poll(self) -> None:
+        for event in self.reader.poll():
+            self.past.append(event)
+            self.record.feed(event)
+
+    def pids(self) -> dict[str, int]:
+        return {worker: known.pid for worker, known in self.record.workers.items() if known.pid}
+
+    def has_registered(self, worker: str) -> bool:
+        known = self.record.workers.get(worker)
+        return known is not None and known.state != "starting"
+
+    def ended_unattended(self, living: Iterable[str], dead: Iterable[str]) -> list[tuple[str, int, str]]:
+        """(worker, pid, reason) of those that ended while nobody watched; `dead` had a registration still."""
+        for worker in dead:
+            self.record.worker(worker)
+        ended = []
+        for worker, known in self.record.workers.items():
+            if known.alive and worker not in set(living):
+                reason = {"leaving": "left", "finished": "finished", "evicted": "evicted"}.get(known.state)
+                ended.append((worker, known.pid, reason or "died while no agent ran"))
+        return sorted(ended)
