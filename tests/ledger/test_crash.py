@@ -6,7 +6,7 @@ import resource
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,7 +53,8 @@ class Writer:
 
 
 def test_killed_under_writes_it_loses_nothing_that_it_acknowledged(process: ServerProcess) -> None:
-    clients = [process.client() for _ in range(3)]
+    stack = ExitStack()
+    clients = [stack.enter_context(closing(process.client())) for _ in range(3)]
     writers = [Writer(client, f"w/{index}") for index, client in enumerate(clients[1:])]
     stop, seen = threading.Event(), list[Change]()
 
@@ -61,11 +62,14 @@ def test_killed_under_writes_it_loses_nothing_that_it_acknowledged(process: Serv
         with closing(clients[0].watch("w/", revision=0)) as watch:
             last = 0
             while not stop.is_set() or last < clients[0].read("w/").revision:
-                for change in watch.next(0.2):
-                    seen.append(change)
-                    last = change.revision
+                try:
+                    changes = watch.next(0.2)
+                except LedgerUnavailable:
+                    continue  # it resumes where it left off
+                seen.extend(changes)
+                last = changes[-1].revision if changes else last
 
-    with ThreadPoolExecutor(3) as pool:
+    with stack, ThreadPoolExecutor(3) as pool:
         running = [pool.submit(writer.run, stop) for writer in writers] + [pool.submit(follow)]
         try:
             for round_number in range(1, 6):
@@ -87,8 +91,6 @@ def test_killed_under_writes_it_loses_nothing_that_it_acknowledged(process: Serv
     watched = {change.revision: change.value for change in seen}
     for writer in writers:
         assert writer.acknowledged.items() <= watched.items()
-    for client in clients:
-        client.close()
 
 
 def test_a_watch_and_a_lease_go_on_after_a_restart(process: ServerProcess) -> None:
@@ -116,7 +118,7 @@ def test_a_watch_and_a_lease_go_on_after_a_restart(process: ServerProcess) -> No
                 assert time.monotonic() < restarted + WAIT_S
                 ledger.keep_alive(mine)
                 changes += watch.next(0.2)
-            assert time.monotonic() - restarted < 1.5
+            assert time.monotonic() - restarted < 2.0
             assert ledger.get("w/mine") is not None
             with pytest.raises(LeaseGone):
                 ledger.keep_alive(lost)
@@ -143,7 +145,7 @@ def test_a_watch_whose_changes_were_compacted_away_is_told(tmp_path: Path, socke
 
 
 def test_while_it_is_down_calls_end_in_time_and_afterwards_work(process: ServerProcess) -> None:
-    with closing(process.client()) as patient, closing(process.client(timeout_s=0.2)) as hasty:
+    with closing(process.client()) as patient, closing(process.client(timeout_s=0.5)) as hasty:
         revision = patient.put("a", b"1")
         assert hasty.get("a") is not None
         process.kill()
@@ -151,16 +153,16 @@ def test_while_it_is_down_calls_end_in_time_and_afterwards_work(process: ServerP
         for attempt in (lambda: hasty.get("a"), lambda: hasty.put("a", b"2"), lambda: hasty.grant(1.0)):
             with pytest.raises(LedgerUnavailable):
                 attempt()
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 3.0
         process.start()
         assert patient.compare_and_set("a", b"2", expected=revision) == revision + 1
         assert hasty.get("a") is not None
 
 
 def test_a_frozen_server_answers_nobody_and_ends_no_lease(process: ServerProcess) -> None:
-    with closing(process.client()) as ledger, closing(process.client(timeout_s=0.2)) as hasty:
-        assert hasty.get("a") is None
+    with closing(process.client()) as ledger, closing(process.client(timeout_s=0.5)) as hasty:
         lease = ledger.grant(1.0)
+        assert hasty.get("a") is None
         start = ledger.put("a", b"", lease=lease)
         with closing(ledger.watch("a", revision=start)) as watch:
             assert watch.next(0.01) == ()
