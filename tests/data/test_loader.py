@@ -168,6 +168,32 @@ def test_a_loader_process_that_dies_over_a_batch_is_replaced_a_few_times(tmp_pat
                 loader.get(step, 0)
 
 
+class Slow(Augmented):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if get_worker_info() is not None:
+            time.sleep(0.1)
+        return super().__getitem__(index)
+
+
+def test_an_interrupted_wait_can_be_taken_up_again() -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with ShardLoader(Slow(), PLAN, loader_workers=1) as loader:
+            loader.expect(places(range(100), [0]))
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                loader.get(0, 0)
+            for step in (0, 1):
+                batch = loader.get(step, 0)
+                assert bits(batch) == inline((step, 0)) and not batch["here"].any()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_an_exception_of_the_dataset_is_raised_with_its_traceback(tmp_path: Path) -> None:
     dataset = Moody(tmp_path)
     broken = PLAN.indices(1, 0)[2]

@@ -151,6 +151,10 @@ class ShardLoader:
         except _LoaderDied as death:
             self._restart(death)
             return
+        except BaseException:
+            # Ctrl-C, or a signal handler that raises: whether the batch was handed out is anybody's guess.
+            self._abandon()
+            raise
         first = queue.asked.popleft()
         assert place == first, f"{place} arrived, {first} was next"
         self._restarts = 0
@@ -165,10 +169,14 @@ class ShardLoader:
                 f"loader processes died {self._restarts} times in a row: {death}",
                 hint="look for a crash in the dataset or too little memory; loader_workers=0 shows where it happens",
             ) from death
+        self._abandon()
+        self._start()
+
+    def _abandon(self) -> None:
+        """Ends the loader processes, whatever state they are in; what they were asked for is still expected."""
         _end_at_once(self._batches)
         self._batches = self._loader = None
         self._queue.ask_again()
-        self._start()
 
 
 class _Queue:
