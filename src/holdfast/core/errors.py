@@ -11,7 +11,8 @@ HoldfastError
 │   └── WatchGap          changes since that revision are no longer kept; read again
 ├── StorageError          a disk or an object store
 │   └── IntegrityError    bytes are not those that were written
-└── NumericsError         arithmetic that would not give the same bits here
+├── NumericsError         arithmetic that would not give the same bits here
+└── DivergedError         the training itself: a metric is not finite any more
 
 Evicted and Stopped are not errors of anyone: they end a worker's loop, and derive from SystemExit so that a
 script's `except Exception` does not swallow them.
@@ -78,6 +79,10 @@ class IntegrityError(StorageError):
 
 class NumericsError(HoldfastError):
     """This machine's arithmetic does not give the bits that the run's does."""
+
+
+class DivergedError(HoldfastError):
+    """A recorded metric is NaN or infinite. Every worker sees it at the same step."""
 
 
 class Evicted(SystemExit):

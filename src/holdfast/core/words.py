@@ -11,6 +11,7 @@ from holdfast.core.errors import ProtocolError
 
 # Keys of a run in the ledger. All are relative to the run; an implementation may add a prefix of its own.
 KEY_CONFIG = "config"  # what every worker of the run must agree on; created by the first
+KEY_NUMERICS = "numerics"  # fingerprint of the first worker's arithmetic
 KEY_SIZE = "size"  # {"workers": N}: how many workers a view should have
 KEY_VIEW = "view"  # the current view
 KEY_WORKERS = "worker/"  # + id: a registration, under the worker's lease

@@ -42,7 +42,6 @@ from holdfast.membership.messages import (
     Reduce,
     Reduced,
     Register,
-    Result,
     Serve,
     Tick,
 )
@@ -207,7 +206,8 @@ class Machine:
         if step is None or self.phase not in (Phase.GATHERING, Phase.REDUCING):
             return False
         ready = member in self._ready.get(step, {})
-        return ready and (self.phase is Phase.GATHERING or member in self._done.get(step, set()))
+        needs_done = self.two_rounds and self.phase is Phase.REDUCING
+        return ready and (not needs_done or member in self._done.get(step, set()))
 
     def _wait_outside(self, now: float) -> list[Effect]:
         if self.ledger.done or self.ledger.stop:

@@ -40,16 +40,7 @@ class Tree:
 
     def cover(self, shards: Iterable[int]) -> tuple[Range, ...]:
         """The fewest nodes that together are exactly these shards, in order."""
-        return tuple(self._cover(self.root, frozenset(shards)))
-
-    def _cover(self, node: Range, wanted: frozenset[int]) -> list[Range]:
-        inside = sum(1 for shard in range(*node) if shard in wanted)
-        if inside == 0:
-            return []
-        if inside == node[1] - node[0]:
-            return [node]
-        left, right = split(node)
-        return self._cover(left, wanted) + self._cover(right, wanted)
+        return _cover(self.shards, tuple(shards))
 
     def expression(self, nodes: Sequence[Range]) -> Expression:
         """How to add these nodes, which must cover every shard once, up to the root."""
@@ -82,3 +73,18 @@ def tree_over(shards: int) -> Tree:
             parents[right] = (node, left)
             todo += [left, right]
     return Tree(shards, parents)
+
+
+@lru_cache(maxsize=4096)
+def _cover(count: int, shards: tuple[int, ...]) -> tuple[Range, ...]:
+    return tuple(_cover_in((0, count), frozenset(shards)))
+
+
+def _cover_in(node: Range, wanted: frozenset[int]) -> list[Range]:
+    inside = sum(1 for shard in range(*node) if shard in wanted)
+    if inside == 0:
+        return []
+    if inside == node[1] - node[0]:
+        return [node]
+    left, right = split(node)
+    return _cover_in(left, wanted) + _cover_in(right, wanted)

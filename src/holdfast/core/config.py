@@ -1,0 +1,61 @@
+"""What a run is: the settings that every worker must share, and that decide its bits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.words import decode_json, encode_json
+
+SHARDS_MAX = 4096
+SEED_MAX = 1 << 63
+LAST = ("drop", "pad")
+NUMERICS = ("refuse", "warn")
+NON_FINITE = ("stop", "ignore")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Frozen when the first worker joins. A later worker whose settings differ is told which."""
+
+    batch: int
+    shards: int
+    seed: int = 0
+    length: int  # of the dataset
+    last: str = "drop"
+    shuffle: bool = True
+    threads: int = 1
+    parameters: int  # how many numbers the model trains
+
+    def validate(self) -> RunConfig:
+        for name in ("batch", "shards", "threads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name} is {value!r}", hint=f"{name} is a whole number of at least 1")
+        if self.shards > SHARDS_MAX:
+            raise ConfigError(f"shards is {self.shards}", hint=f"at most {SHARDS_MAX}; 8 to 64 is usual")
+        if self.batch % self.shards:
+            near = max(1, round(self.batch / self.shards)) * self.shards
+            raise ConfigError(
+                f"a batch of {self.batch} cannot be cut into {self.shards} equal shards",
+                hint=f"make batch a multiple of shards, for example batch={near}",
+            )
+        if not isinstance(self.seed, int) or not -SEED_MAX <= self.seed < SEED_MAX:
+            raise ConfigError(f"seed is {self.seed!r}", hint="a seed is a whole number of at most 64 bits")
+        if self.last not in LAST:
+            raise ConfigError(f"last is {self.last!r}", hint="last is 'drop' or 'pad'")
+        return self
+
+    def encode(self) -> bytes:
+        return encode_json(asdict(self))
+
+    def check_same(self, data: bytes) -> None:
+        """ConfigError that names what is different from the run's own settings."""
+        theirs = decode_json(data)
+        for field in fields(self):
+            mine, other = getattr(self, field.name), theirs.get(field.name)
+            if mine != other:
+                raise ConfigError(
+                    f"this worker has {field.name}={mine!r}, but the run has {field.name}={other!r}",
+                    hint="all workers of a run need the same script and settings; use another --run name for others",
+                )

@@ -1,0 +1,76 @@
+"""Messages between members as bytes, and back. What comes from a wire is checked field by field, never trusted.
+
+A frame is a length (4 bytes, little endian) and a JSON object. A Ready carries a note: what the reduction must
+know of this member (where its sums lie, its metrics), which the machine does not look at.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+from holdfast.core.errors import ProtocolError
+from holdfast.membership.messages import Done, Message, Ready, Result
+from holdfast.membership.view_rules import Report
+
+FRAME_BYTES_MAX = 8 * 1024 * 1024
+LENGTH = struct.Struct("<I")
+STEP_MAX = 1 << 40
+SHARDS_MAX = 1 << 16
+
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def encode(message: Message, note: Any = None) -> bytes:
+    if isinstance(message, Done):
+        fields: dict[str, Any] = {"t": "done", "s": message.step}
+    elif isinstance(message, Ready):
+        fields = {"t": "ready", "s": message.step, "v": message.shards, "n": note}
+        if message.change or message.leaving or message.stop:
+            fields |= {"c": message.change, "l": message.leaving, "x": message.stop}
+    elif isinstance(message, Result):
+        fields = {"t": "result", "s": message.step, "n": note}
+    else:
+        fields = {"t": "report", "s": message.next, "v": message.held, "k": message.kept, "d": message.digest}
+    body = _dumps(fields).encode()
+    return LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes | bytearray | memoryview) -> tuple[Message, Any]:
+    """The message of a frame's body, and its note. ProtocolError for anything that no member would send."""
+    try:
+        fields = json.loads(bytes(body))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a peer sent something that is not JSON: {bytes(body[:40])!r}") from error
+    if not isinstance(fields, dict):
+        raise ProtocolError("a peer sent JSON that is not an object")
+    kind = fields.get("t")
+    if kind == "done":
+        return Done(_step(fields)), None
+    if kind == "ready":
+        flags = bool(fields.get("c", False)), bool(fields.get("l", False)), str(fields.get("x", ""))
+        return Ready(_step(fields), _shards(fields), *flags), fields.get("n")
+    if kind == "result":
+        return Result(_step(fields)), fields.get("n")
+    if kind == "report":
+        position = None if fields.get("s") is None else _step(fields)
+        return Report(position, _shards(fields), bool(fields.get("k")), str(fields.get("d", ""))), None
+    raise ProtocolError(f"a peer sent a message of unknown kind {str(kind)[:40]!r}")
+
+
+def _step(fields: dict[str, Any]) -> int:
+    step = fields.get("s")
+    if type(step) is not int or not 0 <= step < STEP_MAX:
+        raise ProtocolError(f"a peer sent the step {str(step)[:40]!r}")
+    return step
+
+
+def _shards(fields: dict[str, Any]) -> tuple[int, ...]:
+    shards = fields.get("v")
+    if not isinstance(shards, list) or len(shards) > SHARDS_MAX:
+        raise ProtocolError("a peer sent something else than a list of shards")
+    for shard in shards:
+        if type(shard) is not int or not 0 <= shard < SHARDS_MAX:
+            raise ProtocolError(f"a peer sent the shard {str(shard)[:40]!r}")
+    return tuple(shards)

@@ -1,0 +1,84 @@
+"""Adding vectors in tree order and taking the mean: the only place where gradients of several shards meet.
+
+Bits depend on the tree, never on who adds or in how many pieces: each element is added by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from holdfast.reduce.tree import Expression, Range, tree_over
+
+CHUNK_ELEMENTS = 64 * 1024  # operands and result of a chunk stay in the cache
+
+Operation = tuple[int, int, int]  # registers: left, right, where the sum goes
+
+
+@lru_cache(maxsize=256)
+def program(shards: int, nodes: tuple[Range, ...]) -> tuple[tuple[Operation, ...], int]:
+    """The additions that sum `nodes`, as a list; and how many temporary registers they need.
+
+    Registers 0..len(nodes)-1 are the nodes; then come temporaries. The last operation writes the sum.
+    """
+    operations: list[Operation] = []
+    free: list[int] = []
+    count = len(nodes)
+    highest = count
+
+    def emit(expression: Expression) -> int:
+        nonlocal highest
+        if isinstance(expression, int):
+            return expression
+        left, right = emit(expression[0]), emit(expression[1])
+        free.extend(register for register in (left, right) if register >= count)
+        if free:
+            target = free.pop()
+        else:
+            target = highest
+            highest += 1
+        operations.append((left, right, target))
+        return target
+
+    emit(tree_over(shards).expression(nodes))
+    return tuple(operations), highest - count
+
+
+def mean_into(
+    out: torch.Tensor, operands: Sequence[torch.Tensor], nodes: tuple[Range, ...], shards: int, start: int, stop: int
+) -> None:
+    """out[start:stop] = the canonical sum of the operands there, divided by the number of shards."""
+    operations, temporaries = program(shards, nodes)
+    count = len(nodes)
+    chunk = min(CHUNK_ELEMENTS, max(1, stop - start))
+    spare = [torch.empty(chunk, dtype=out.dtype) for _ in range(temporaries)]
+    for low in range(start, stop, chunk):
+        high = min(low + chunk, stop)
+        target = out[low:high]
+        registers = [operand[low:high] for operand in operands]
+        registers += [temporary[: high - low] for temporary in spare]
+        if not operations:
+            divide(registers[0], shards, target)
+            continue
+        for left, right, to in operations[:-1]:
+            torch.add(registers[left], registers[right], out=registers[to])
+        left, right, _ = operations[-1]
+        torch.add(registers[left], registers[right], out=target)
+        divide(target, shards, target)
+    assert count == len(operands)
+
+
+def divide(source: torch.Tensor, shards: int, out: torch.Tensor) -> None:
+    if source.dtype.is_floating_point or source.dtype.is_complex:
+        if shards == 1:
+            if out.data_ptr() != source.data_ptr():
+                out.copy_(source)
+        else:
+            torch.div(source, shards, out=out)
+    elif source.dtype == torch.bool:
+        if out.data_ptr() != source.data_ptr():
+            out.copy_(source)
+    else:
+        torch.div(source, shards, rounding_mode="floor", out=out)

@@ -1,0 +1,306 @@
+"""A group: the connections of one worker to all other members of one view.
+
+It belongs to the thread that runs the user's loop. Connections are made by other threads (run/listener.py) and
+handed over whole, already proven to belong to the run and to the view. When one breaks, the owner closes the group,
+and by that every other member's: nobody waits for a time-out.
+
+Sockets do not block. Control frames are read whole; bulk data (network path) is moved by `exchange`, which sends to
+and receives from all peers at once, so that full buffers on both sides cannot block each other.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core.errors import PeerError, ProtocolError
+from holdfast.core.words import View
+from holdfast.membership.codec import FRAME_BYTES_MAX, LENGTH, decode
+from holdfast.membership.messages import Message
+from holdfast.reduce.arena import Arena
+
+READ = select.POLLIN | select.POLLRDHUP
+GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+RECEIVE_BYTES = 64 * 1024
+BULK_BYTES = 1024 * 1024
+
+
+@dataclass
+class Connection:
+    """One peer's end. `inbox` holds bytes that were read and not yet used, `outbox` those that did not fit."""
+
+    peer: str
+    sock: socket.socket
+    arena: Arena | None = None
+    inbox: bytearray = field(default_factory=bytearray)
+    outbox: bytearray = field(default_factory=bytearray)
+    paused: bool = False  # what comes next is bulk data, which `exchange` reads
+
+
+@dataclass(frozen=True)
+class Said:
+    peer: str
+    message: Message
+    note: Any
+
+
+@dataclass(frozen=True)
+class Gone:
+    peer: str
+    reason: str
+
+
+class Group:
+    """See the module. `members` that are not connected yet are simply not in `connections`."""
+
+    def __init__(self, view: View, me: str) -> None:
+        self.view = view
+        self.me = me
+        self.connections: dict[str, Connection] = {}
+        self._by_fd: dict[int, Connection] = {}
+        self._poll = select.poll()
+        self._early: list[bytes] = []  # broadcast before a connection was there
+
+    @property
+    def complete(self) -> bool:
+        return len(self.connections) == len(self.view.members) - 1
+
+    def add(self, connection: Connection) -> None:
+        assert connection.peer not in self.connections
+        connection.sock.setblocking(False)
+        self.connections[connection.peer] = connection
+        self._by_fd[connection.sock.fileno()] = connection
+        self._poll.register(connection.sock, READ)
+        for data in self._early:
+            self._send(connection, data)
+
+    def watch(self, fd: int) -> None:
+        """Let `poll` return early when this file descriptor is readable."""
+        self._poll.register(fd, select.POLLIN)
+
+    def broadcast(self, data: bytes, *, keep: bool = False) -> list[Gone]:
+        """Send to all. `keep`: also to those that connect later."""
+        if keep:
+            self._early.append(data)
+        return [gone for connection in self.connections.values() if (gone := self._send(connection, data))]
+
+    def send(self, peer: str, data: bytes) -> Gone | None:
+        return self._send(self.connections[peer], data)
+
+    def _send(self, connection: Connection, data: bytes) -> Gone | None:
+        if not connection.outbox:
+            try:
+                sent = connection.sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError as error:
+                return Gone(connection.peer, str(error))
+            if sent == len(data):
+                return None
+            data = data[sent:]
+        connection.outbox += data
+        self._poll.modify(connection.sock, READ | select.POLLOUT)
+        return None
+
+    def poll(self, timeout_s: float) -> list[Said | Gone]:
+        """What peers said. Waits for at least one of them, for the watched descriptor, or for the time."""
+        news: list[Said | Gone] = []
+        for fd, event in self._poll.poll(max(0.0, timeout_s) * 1000):
+            connection = self._by_fd.get(fd)
+            if connection is None:
+                continue
+            if event & select.POLLOUT:
+                self._flush(connection)
+            if connection.paused:
+                if event & GONE:
+                    news.append(self._lose(connection, "it closed the connection"))
+            elif event & (select.POLLIN | GONE):
+                self._receive(connection, news)
+        return news
+
+    def _flush(self, connection: Connection) -> None:
+        with suppress(OSError):  # a broken connection is seen when it is read
+            sent = connection.sock.send(connection.outbox)
+            del connection.outbox[:sent]
+        if not connection.outbox:
+            self._poll.modify(connection.sock, select.POLLRDHUP if connection.paused else READ)
+
+    def _receive(self, connection: Connection, news: list[Said | Gone]) -> None:
+        try:
+            data = connection.sock.recv(RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            news.append(self._lose(connection, str(error)))
+            return
+        if not data:
+            news.append(self._lose(connection, "it closed the connection"))
+            return
+        connection.inbox += data
+        try:
+            news.extend(self._frames(connection))
+        except ProtocolError as error:
+            news.append(self._lose(connection, str(error)))
+
+    def _lose(self, connection: Connection, reason: str) -> Gone:
+        with suppress(KeyError, ValueError):
+            self._poll.unregister(connection.sock)
+        return Gone(connection.peer, reason)
+
+    def _frames(self, connection: Connection) -> Iterable[Said]:
+        """Whole frames in the inbox. Stops behind one that announces bulk data: those bytes are not frames."""
+        inbox = connection.inbox
+        while len(inbox) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(inbox)
+            if length > FRAME_BYTES_MAX:
+                raise ProtocolError(f"a frame of {length} bytes, which is more than {FRAME_BYTES_MAX}")
+            end = LENGTH.size + length
+            if len(inbox) < end:
+                return
+            message, note = decode(inbox[LENGTH.size : end])
+            del inbox[:end]
+            yield Said(connection.peer, message, note)
+            if isinstance(note, dict) and note.get("bulk"):
+                connection.paused = True
+                self._poll.modify(connection.sock, select.POLLRDHUP)
+                return
+
+    def resume(self, peer: str) -> list[Said | Gone]:
+        """The bulk data of this peer is read: listen to frames again, beginning with those already here."""
+        connection = self.connections[peer]
+        connection.paused = False
+        self._poll.modify(connection.sock, READ)
+        try:
+            return list(self._frames(connection))
+        except ProtocolError as error:
+            return [self._lose(connection, str(error))]
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[str, Sequence[memoryview]]],
+        receives: Sequence[tuple[str, Sequence[memoryview]]],
+        *,
+        interrupted: Callable[[], str],
+        received: Callable[[str, int], None] | None = None,
+    ) -> None:
+        """Move bulk data: to each peer its buffers in order, from each peer into its buffers in order.
+
+        `received(peer, index)` is called when a buffer is full. `interrupted()` is asked now and then; a reason
+        ends the exchange. Raises PeerError naming the peer when a connection breaks.
+        """
+        _Exchange(self, sends, receives, received).run(interrupted)
+
+    def close(self) -> None:
+        """Close all connections, so that every peer notices at once. References are dropped first and last."""
+        connections, self.connections, self._by_fd = self.connections, {}, {}
+        for connection in connections.values():
+            with suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+            connection.sock.close()
+            if connection.arena is not None:
+                connection.arena.close()
+        self._poll = select.poll()
+
+
+class _Exchange:
+    """One bulk exchange under way."""
+
+    def __init__(
+        self,
+        group: Group,
+        sends: Sequence[tuple[str, Sequence[memoryview]]],
+        receives: Sequence[tuple[str, Sequence[memoryview]]],
+        received: Callable[[str, int], None] | None,
+    ) -> None:
+        self._group = group
+        self._out = {peer: [view for view in views if len(view)] for peer, views in sends}
+        self._in = {peer: list(enumerate(views)) for peer, views in receives}
+        self._received = received
+        for connection in group.connections.values():
+            if connection.outbox:
+                self._out.setdefault(connection.peer, []).insert(0, memoryview(bytes(connection.outbox)))
+                connection.outbox.clear()
+        self._out = {peer: views for peer, views in self._out.items() if views}
+
+    def run(self, interrupted: Callable[[], str]) -> None:
+        group = self._group
+        poll = select.poll()
+        masks: dict[str, int] = {}
+        for peer in list(self._in):
+            self._use_inbox(group.connections[peer])
+        while self._out or self._in:
+            for peer, connection in group.connections.items():
+                mask = (select.POLLOUT if peer in self._out else 0) | (READ if peer in self._in else 0)
+                if masks.get(peer) != mask:
+                    masks[peer] = mask
+                    poll.register(connection.sock, mask)
+            events = poll.poll(500)
+            if not events and (reason := interrupted()):
+                raise PeerError(reason)
+            for fd, event in events:
+                self._move(group._by_fd[fd], event)
+
+    def _move(self, connection: Connection, event: int) -> None:
+        try:
+            if event & select.POLLOUT and connection.peer in self._out:
+                self._send(connection)
+            if event & (select.POLLIN | GONE):
+                if connection.peer in self._in:
+                    self._receive(connection)
+                elif event & GONE and connection.peer in self._out:
+                    raise BrokenGroup(connection.peer, "it closed the connection")
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            raise BrokenGroup(connection.peer, str(error)) from error
+
+    def _send(self, connection: Connection) -> None:
+        views = self._out[connection.peer]
+        sent = connection.sock.send(views[0][:BULK_BYTES])
+        views[0] = views[0][sent:]
+        if not len(views[0]):
+            views.pop(0)
+            if not views:
+                del self._out[connection.peer]
+
+    def _receive(self, connection: Connection) -> None:
+        index, view = self._in[connection.peer][0]
+        count = connection.sock.recv_into(view[:BULK_BYTES]) if len(view) else 0
+        if len(view) and count == 0:
+            raise BrokenGroup(connection.peer, "it closed the connection")
+        self._advance(connection.peer, index, view[count:])
+
+    def _advance(self, peer: str, index: int, rest: memoryview) -> None:
+        waiting = self._in[peer]
+        waiting[0] = (index, rest)
+        while waiting and not len(waiting[0][1]):
+            index, _ = waiting.pop(0)
+            if self._received is not None:
+                self._received(peer, index)
+        if not waiting:
+            del self._in[peer]
+
+    def _use_inbox(self, connection: Connection) -> None:
+        """Bulk bytes that came along with the last control frame."""
+        inbox = connection.inbox
+        while connection.peer in self._in:
+            index, view = self._in[connection.peer][0]
+            count = min(len(inbox), len(view))
+            view[:count] = inbox[:count]
+            del inbox[:count]
+            self._advance(connection.peer, index, view[count:])
+            if not inbox:
+                return
+
+
+class BrokenGroup(PeerError):
+    """A connection of the group broke during an exchange."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(f"lost {peer}: {reason}")
+        self.peer = peer
+        self.reason = reason

@@ -1,0 +1,108 @@
+"""A reduction: what every member says with its Ready, and the two ways to add what they bring.
+
+`SharedMemory` reads the peers' slots where they lie. `Network` moves slices over the group's connections. Both give
+the same bits, both leave the sums whole, and both put the mean into memory that nobody touches until every member
+has applied the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from holdfast.core.errors import ProtocolError
+from holdfast.reduce.layout import Layout
+from holdfast.reduce.sums import Sums
+from holdfast.reduce.tree import Range
+
+SMALL_BYTES = 256 * 1024  # up to here every member adds everything itself: one round of messages instead of two
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What one member brings to a step: its nodes, the slots they are in, which tensors are there at all."""
+
+    nodes: tuple[tuple[Range, int], ...]
+    present: tuple[int, ...] | None  # None: all
+    metrics: Mapping[str, Mapping[int, float]]  # name -> shard -> value
+
+    def encode(self, *, bulk: bool) -> dict[str, Any]:
+        note: dict[str, Any] = {"n": [[start, stop, slot] for (start, stop), slot in self.nodes]}
+        if self.present is not None:
+            note["p"] = list(self.present)
+        if self.metrics:
+            note["m"] = {name: list(values.items()) for name, values in self.metrics.items()}
+        if bulk:
+            note["bulk"] = 1
+        return note
+
+    @classmethod
+    def decode(cls, note: Any, *, slots: int, tensors: int) -> Brought:
+        try:
+            nodes = tuple(((int(start), int(stop)), int(slot)) for start, stop, slot in note["n"])
+            present = tuple(map(int, note["p"])) if "p" in note else None
+            metrics = {
+                str(name): {int(shard): float(value) for shard, value in values}
+                for name, values in note.get("m", {}).items()
+            }
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise ProtocolError("a peer's note on what it brings makes no sense") from error
+        if any(not 0 <= slot < slots for _, slot in nodes):
+            raise ProtocolError("a peer named a slot that there is not")
+        if present is not None and any(not 0 <= index < tensors for index in present):
+            raise ProtocolError("a peer named a tensor that there is not")
+        return cls(nodes, present, metrics)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The reduced mean of a step: ours, untouched by the user, until the next step commits."""
+
+    step: int
+    layout: Layout
+    memory: torch.Tensor
+    present: frozenset[int]
+    metrics: Mapping[str, float]
+    is_intact: Callable[[], bool]  # False: the memory was used for a later step meanwhile
+
+
+class Path(Protocol):
+    """How gradients travel."""
+
+    two_rounds: bool
+    bulk: bool  # bulk data follows each Ready on the connection
+
+    def reduce(
+        self, step: int, layout: Layout, members: Sequence[str], brought: Mapping[str, Brought]
+    ) -> tuple[torch.Tensor, Callable[[], bool]]:
+        """Add. Returns the memory with the mean, and whether it is still that."""
+
+
+def bring(sums: Sums, metrics: Mapping[str, Mapping[int, float]]) -> Brought:
+    assert sums.layout is not None
+    whole = len(sums.present) == len(sums.layout.shapes)
+    return Brought(tuple(sums.nodes()), None if whole else tuple(sorted(sums.present)), metrics)
+
+
+def present_in(layout: Layout, brought: Mapping[str, Brought]) -> frozenset[int]:
+    """Tensors that at least one shard has brought."""
+    found: set[int] = set()
+    for one in brought.values():
+        if one.nodes:
+            found.update(range(len(layout.shapes)) if one.present is None else one.present)
+    return frozenset(found)
+
+
+def mean_metrics(brought: Mapping[str, Brought]) -> dict[str, float]:
+    """The mean over shards of what was recorded, added in the order of shards: the same on every member."""
+    values: dict[str, dict[int, float]] = {}
+    for one in brought.values():
+        for name, by_shard in one.metrics.items():
+            values.setdefault(name, {}).update(by_shard)
+    return {
+        name: sum(by_shard[shard] for shard in sorted(by_shard)) / len(by_shard)
+        for name, by_shard in sorted(values.items())
+    }

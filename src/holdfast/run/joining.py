@@ -1,0 +1,294 @@
+"""holdfast.join: check the arguments, read where this process belongs, and wire everything together."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.core.config import NON_FINITE, NUMERICS, RunConfig
+from holdfast.core.errors import ConfigError, LedgerUnavailable, NumericsError
+from holdfast.core.words import KEY_CONFIG, KEY_NUMERICS, KEY_SIZE, Registration, encode_json
+from holdfast.data.loader import ShardLoader
+from holdfast.data.shards import ShardPlan
+from holdfast.events import EventLog
+from holdfast.launch.environment import PATHS, WorkerEnvironment
+from holdfast.launch.proc import process_started
+from holdfast.ledger.embedded import EmbeddedLedger
+from holdfast.ledger.memory import MemoryLedger
+from holdfast.ledger.port import Ledger
+from holdfast.membership.machine import Machine
+from holdfast.modes.exact import Exact
+from holdfast.reduce.arena import Arena
+from holdfast.reduce.reduction import SMALL_BYTES
+from holdfast.reduce.sums import Sums
+from holdfast.run.ledger_feed import LedgerFeed
+from holdfast.run.listener import Listener, open_server
+from holdfast.run.loop import Run
+from holdfast.run.mailbox import Mailbox
+from holdfast.run.numerics import check_fingerprint, fingerprint, fix_arithmetic
+from holdfast.run.worker import Connected, LeaveRequested, SnapshotDesk, Worker
+from holdfast.state.snapshot import Holder, Stateful
+from holdfast.state.transfer import serve
+
+LEDGER_WAIT_S = 60.0
+ALONE_LEASE_S = 3600.0
+SNAPSHOT_WAIT_S = 30.0
+
+
+def join(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Any,
+    *,
+    batch: int,
+    shards: int = 8,
+    seed: int = 0,
+    last: str = "drop",
+    shuffle: bool = True,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    loader_workers: int = 0,
+    prefetch: int = 2,
+    extras: Mapping[str, Stateful] | None = None,
+    threads: int | None = None,
+    numerics: str = "refuse",
+    non_finite: str = "stop",
+) -> Run:
+    """Take part in the run that this process was started for; started by hand, be a run of one.
+
+    A step takes `batch` samples in `shards` equal shards. With the same seed, batch and shards the weights are the
+    same bits for any number of workers, whatever fails. `extras` are other things with a state_dict that change
+    during training (scheduler, averaged model, gradient scaler): they travel to workers that join.
+    """
+    environment = WorkerEnvironment.from_variables()
+    _check_choices(numerics, non_finite)
+    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"join got a {type(model).__name__} and a {type(optimizer).__name__}",
+            hint="holdfast.join(model, optimizer, dataset, batch=...)",
+        )
+    threads = threads or (environment.threads if environment else 1)
+    config = RunConfig(
+        batch=batch,
+        shards=shards,
+        seed=seed,
+        length=_length(dataset),
+        last=last,
+        shuffle=shuffle,
+        threads=threads,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+    ).validate()
+    plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
+    loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)
+    fix_arithmetic(threads)
+    exact = Exact(model)
+    holder = Holder(model, optimizer, extras, buffers=exact.base_buffers)
+    place = _Place(environment, fingerprint())
+    place.agree(config, numerics)
+    worker, feed = place.build(config, exact, holder)
+    run = Run(
+        model,
+        optimizer,
+        plan=plan,
+        loader=loader,
+        exact=exact,
+        worker=worker,
+        feed=feed,
+        events=place.events,
+        name=environment.run_dir.name if environment else "",
+        non_finite=non_finite,
+    )
+    _end_with_process(run, place)
+    return run
+
+
+def _check_choices(numerics: str, non_finite: str) -> None:
+    for name, value, choices in (("numerics", numerics, NUMERICS), ("non_finite", non_finite, NON_FINITE)):
+        if value not in choices:
+            raise ConfigError(f"{name} is {value!r}", hint=f"{name} is one of {', '.join(map(repr, choices))}")
+
+
+def _length(dataset: Any) -> int:
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        raise ConfigError(
+            "an iterable dataset has no positions, so nobody else could compute a lost worker's shards",
+            hint="use a map-style dataset with __len__ and __getitem__",
+        )
+    try:
+        return len(dataset)
+    except TypeError as error:
+        raise ConfigError(
+            f"the dataset, a {type(dataset).__name__}, has no length",
+            hint="give it __len__ and __getitem__, so that any worker can fetch any sample",
+        ) from error
+
+
+class _Place:
+    """Where this process belongs: its run's ledger, its id, its listener."""
+
+    def __init__(self, environment: WorkerEnvironment | None, mark: str) -> None:
+        self.environment = environment
+        self.fingerprint = mark
+        self.mailbox = Mailbox()
+        self.listener: Listener | None = None
+        self.ledger: Ledger
+        if environment is None:
+            self.me = "w0.1"
+            self.secret = os.urandom(32)
+            self.lease_s = ALONE_LEASE_S
+            self.ledger = MemoryLedger()
+            self.events = EventLog(None, self.me)
+            return
+        if environment.path not in PATHS:
+            raise ConfigError(f"the path is {environment.path!r}", hint=f"--path is one of {', '.join(PATHS)}")
+        self.me = environment.worker
+        self.secret = environment.secret()
+        self.lease_s = environment.lease_s
+        self.ledger = EmbeddedLedger(environment.ledger_socket, self.secret)
+        self.events = EventLog(environment.run_dir / "events" / f"{self.me}.jsonl", self.me)
+
+    @property
+    def network(self) -> bool:
+        return self.environment is not None and self.environment.path == "network"
+
+    def agree(self, config: RunConfig, numerics: str) -> None:
+        """Be of one mind with the run on what decides its bits; the first worker sets it."""
+        deadline = time.monotonic() + LEDGER_WAIT_S
+        if self.environment is None:
+            self.ledger.put(KEY_SIZE, encode_json({"workers": 1}))
+        while True:
+            try:
+                self._agree(config, numerics)
+                return
+            except LedgerUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+
+    def _agree(self, config: RunConfig, numerics: str) -> None:
+        if self.ledger.compare_and_set(KEY_CONFIG, config.encode(), expected=0) is None:
+            entry = self.ledger.get(KEY_CONFIG)
+            if entry is not None:
+                config.check_same(entry.value)
+        mark = encode_json({"fingerprint": self.fingerprint, "worker": self.me, "torch": torch.__version__})
+        if self.ledger.compare_and_set(KEY_NUMERICS, mark, expected=0) is None:
+            entry = self.ledger.get(KEY_NUMERICS)
+            if entry is not None:
+                self._compare(entry.value, numerics)
+
+    def _compare(self, value: bytes, numerics: str) -> None:
+        from holdfast.core.words import decode_json
+
+        theirs = decode_json(value)
+        try:
+            other = f"{theirs.get('worker')} (torch {theirs.get('torch')})"
+            check_fingerprint(self.fingerprint, str(theirs.get("fingerprint")), other)
+        except NumericsError as error:
+            if numerics == "refuse":
+                raise
+            self.events.write("warning", text=error.message)
+            warnings.warn(str(error), stacklevel=4)
+
+    def build(self, config: RunConfig, exact: Exact, holder: Holder) -> tuple[Worker, LedgerFeed]:
+        layout = exact.whole_layout()
+        small = layout.slot_bytes <= SMALL_BYTES
+        parities = 1 if self.network or not small else 2
+        arena = Arena.create(config.shards * parities, layout.slot_bytes)
+        desk = SnapshotDesk()
+        address = self._listen(arena, desk)
+        registration = Registration(
+            id=self.me,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            pid_started=process_started(os.getpid()) or 0,
+            address=address,
+            fingerprint=self.fingerprint,
+        )
+        feed = LedgerFeed(self.ledger, registration, self.mailbox, self.events, lease_s=self.lease_s)
+        digest = holder.capture(0).digest()
+        two_rounds = not self.network and not small
+        worker = Worker(
+            Machine(self.me, shards=config.shards, digest=digest, two_rounds=two_rounds),
+            secret=self.secret,
+            mailbox=self.mailbox,
+            feed=feed,
+            arena=arena,
+            sums=Sums(arena, config.shards, parities=parities),
+            exact=exact,
+            holder=holder,
+            desk=desk,
+            events=self.events,
+            network=self.network,
+            small=small,
+        )
+        feed.start()
+        return worker, feed
+
+    def _listen(self, arena: Arena, desk: SnapshotDesk) -> str:
+        environment = self.environment
+        if environment is None:
+            return "none:"
+        path: Path | None = environment.socket_dir / f"{self.me}.sock"
+        listen = environment.listen
+        if self.network and not listen:
+            listen = "127.0.0.1"
+        server, address = open_server(path, listen)
+
+        def on_snapshot(view: int, sock: socket.socket) -> None:
+            snapshot = desk.wait_for(view, SNAPSHOT_WAIT_S)
+            if snapshot is not None:
+                serve(sock, snapshot)
+
+        self.listener = Listener(
+            server,
+            self.secret,
+            self.me,
+            arena=None if address.startswith("tcp:") else arena,
+            on_group=lambda view, connection: self.mailbox.put(Connected(view, connection)),
+            on_snapshot=on_snapshot,
+        )
+        return address
+
+    def close(self) -> None:
+        if self.listener is not None:
+            self.listener.close()
+        if self.environment is not None:
+            (self.environment.socket_dir / f"{self.me}.sock").unlink(missing_ok=True)
+
+
+def _end_with_process(run: Run, place: _Place) -> None:
+    """Leave the run when the script ends; tell an error from a normal end; SIGTERM asks to leave in order."""
+    failed = False
+    previous = sys.excepthook
+
+    def note_failure(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        nonlocal failed
+        failed = True
+        place.events.write("failed", reason=f"{kind.__name__}: {error}")
+        previous(kind, error, trace)
+        if "deterministic implementation" in str(error):
+            print(
+                "holdfast: this operation gives different bits from run to run, so training cannot be exact\n"
+                "  hint: replace it with a deterministic one; the message above names it",
+                file=sys.stderr,
+            )
+
+    def end() -> None:
+        run.close(failed=failed)
+        place.close()
+
+    sys.excepthook = note_failure
+    atexit.register(end)
+    if place.environment is None or threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
+        signal.signal(signal.SIGTERM, lambda *_: place.mailbox.put(LeaveRequested()))

@@ -1,0 +1,210 @@
+"""The worker's line to the ledger: two threads, so that the user's loop never waits for it.
+
+The watch thread reads what changes and puts a new LedgerState into the mailbox. The command thread registers,
+proposes, and keeps the lease alive. While the ledger is away both try again; training goes on.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from holdfast.core.errors import LeaseGone, LedgerError, LedgerUnavailable, ProtocolError, WatchGap
+from holdfast.core.words import (
+    KEY_DEAD,
+    KEY_DONE,
+    KEY_SIZE,
+    KEY_STOP,
+    KEY_VIEW,
+    KEY_WORKERS,
+    Registration,
+    View,
+    decode_json,
+)
+from holdfast.events import EventLog
+from holdfast.ledger.port import Change, Entry, Ledger, Watch
+from holdfast.membership.view_rules import LedgerState, Registered
+from holdfast.run.mailbox import Mailbox
+
+RETRY_S = 0.1
+
+
+@dataclass(frozen=True)
+class LedgerNews:
+    """What the machine must know, and where the workers can be reached."""
+
+    state: LedgerState
+    registrations: dict[str, Registration]
+
+
+class LedgerFeed:
+    """Owns the ledger's client, the lease and both threads. All methods may be called from any thread."""
+
+    def __init__(
+        self, ledger: Ledger, registration: Registration, mailbox: Mailbox, events: EventLog, *, lease_s: float
+    ) -> None:
+        self._ledger = ledger
+        self._registration = registration
+        self._mailbox = mailbox
+        self._events = events
+        self._lease_s = lease_s
+        self._lease = 0
+        self._stopping = threading.Event()
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._entries: dict[str, Entry] = {}
+        self._threads = [
+            threading.Thread(target=self._watch, name="holdfast-ledger-watch", daemon=True),
+            threading.Thread(target=self._command, name="holdfast-ledger-command", daemon=True),
+        ]
+        self.down_since: float | None = None
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    # ---- commands
+
+    def register(self) -> None:
+        self._commands.put(self._register)
+
+    def deregister(self) -> None:
+        self._commands.put(self._deregister)
+
+    def propose(self, view: View, expected: int) -> None:
+        self._commands.put(lambda: self._propose(view, expected))
+
+    def put(self, key: str, value: bytes) -> None:
+        self._commands.put(lambda: self._put(key, value))
+
+    def close(self, *, wait_s: float = 2.0) -> None:
+        """Carry out what was asked for, as far as the ledger answers in time, and end the threads."""
+        self._commands.put(self._stopping.set)
+        self._threads[1].join(wait_s)
+        self._stopping.set()
+        self._ledger.close()
+        for thread in self._threads:
+            thread.join(0.5)
+
+    def _command(self) -> None:
+        renew_at = time.monotonic()
+        while not self._stopping.is_set():
+            try:
+                command = self._commands.get(timeout=max(0.0, renew_at - time.monotonic()))
+            except queue.Empty:
+                command = self._keep_alive
+                renew_at = time.monotonic() + self._lease_s / 4
+            try:
+                command()
+            except LedgerError as error:
+                if not self._stopping.is_set():
+                    self._note_down(error)
+
+    def _keep_alive(self) -> None:
+        if self._lease:
+            try:
+                self._ledger.keep_alive(self._lease)
+            except LeaseGone:
+                self._lease = 0  # the machine sees that the registration is gone and asks for another
+
+    def _register(self) -> None:
+        me = self._registration
+        if self._lease:
+            with suppress(LeaseGone):
+                self._ledger.keep_alive(self._lease)
+                if self._ledger.get(KEY_WORKERS + me.id) is not None:
+                    return
+        lease = self._ledger.grant(self._lease_s)
+        if self._ledger.compare_and_set(KEY_WORKERS + me.id, me.encode(), expected=0, lease=lease) is not None:
+            self._lease = lease
+            self._events.write("registered", address=me.address)
+
+    def _deregister(self) -> None:
+        lease, self._lease = self._lease, 0
+        if lease:
+            self._ledger.revoke(lease)
+
+    def _propose(self, view: View, expected: int) -> None:
+        self._ledger.compare_and_set(KEY_VIEW, view.encode(), expected=expected)
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._ledger.put(key, value)
+
+    # ---- the watch
+
+    def _watch(self) -> None:
+        watch: Watch | None = None
+        while not self._stopping.is_set():
+            try:
+                if watch is None:
+                    reading = self._ledger.read("")
+                    self._entries = {entry.key: entry for entry in reading.entries}
+                    self._deliver()
+                    watch = self._ledger.watch("", revision=reading.revision)
+                changes = watch.next(1.0)
+                self._note_up()
+                if changes:
+                    for change in changes:
+                        self._apply(change)
+                    self._deliver()
+            except WatchGap:
+                watch = None
+            except LedgerUnavailable as error:
+                if not self._stopping.is_set():
+                    self._note_down(error)
+                    self._stopping.wait(RETRY_S)
+            except LedgerError as error:
+                if not self._stopping.is_set():
+                    self._note_down(error)
+                    watch = None
+                    self._stopping.wait(RETRY_S)
+
+    def _apply(self, change: Change) -> None:
+        if change.kind == "delete":
+            self._entries.pop(change.key, None)
+            return
+        old = self._entries.get(change.key)
+        created = old.created if old else change.revision
+        self._entries[change.key] = Entry(change.key, change.value, change.revision, created)
+
+    def _deliver(self) -> None:
+        with suppress(ProtocolError):  # a key that makes no sense is not news
+            self._mailbox.put(read_news(self._entries), replace="ledger")
+
+    def _note_down(self, error: LedgerError) -> None:
+        if self.down_since is None:
+            self.down_since = time.monotonic()
+            self._events.write("ledger_down", reason=error.message)
+
+    def _note_up(self) -> None:
+        if self.down_since is not None:
+            self._events.write("ledger_up", down_s=round(time.monotonic() - self.down_since, 3))
+            self.down_since = None
+
+
+def read_news(entries: dict[str, Entry]) -> LedgerNews:
+    """The ledger's entries as the machine wants them."""
+    view = entries.get(KEY_VIEW)
+    registrations = {}
+    registered = []
+    for key, entry in entries.items():
+        if key.startswith(KEY_WORKERS):
+            registration = Registration.decode(entry.value)
+            registrations[registration.id] = registration
+            registered.append(Registered(registration.id, entry.created))
+    registered.sort(key=lambda worker: worker.created)
+    size = decode_json(entries[KEY_SIZE].value).get("workers", 1) if KEY_SIZE in entries else 1
+    stop = decode_json(entries[KEY_STOP].value).get("reason", "stopped") if KEY_STOP in entries else ""
+    state = LedgerState(
+        view=View.decode(view.value) if view else None,
+        view_revision=view.revision if view else 0,
+        registered=tuple(registered),
+        dead=frozenset(key[len(KEY_DEAD) :] for key in entries if key.startswith(KEY_DEAD)),
+        size=int(size),
+        stop=str(stop),
+        done=KEY_DONE in entries,
+    )
+    return LedgerNews(state, registrations)

@@ -1,0 +1,257 @@
+"""What the user's script holds: a Run with its steps, and a Step with its shards.
+
+The two `for`s of the user's loop are where failures are absorbed. A Step hands out this worker's shards; when they are
+done it reduces, and if a peer died meanwhile it hands out that peer's shards too. When the inner loop ends, `.grad` is
+the mean over all shards, on every worker with the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import ConfigError, DivergedError
+from holdfast.core.words import KEY_DONE, encode_json
+from holdfast.data.loader import ShardLoader
+from holdfast.data.seeding import derive_seed, seed_everything
+from holdfast.data.shards import ShardPlan
+from holdfast.events import EventLog
+from holdfast.membership import messages as m
+from holdfast.modes.exact import Exact
+from holdfast.run.ledger_feed import LedgerFeed
+from holdfast.run.worker import Worker
+from holdfast.state.digest import weights_digest
+
+PROGRESS_S = 0.25
+
+
+class Run:
+    """One worker's part in a run. Made by `holdfast.join`."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        plan: ShardPlan,
+        loader: ShardLoader,
+        exact: Exact,
+        worker: Worker,
+        feed: LedgerFeed,
+        events: EventLog,
+        name: str,
+        non_finite: str,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.name = name
+        self.plan = plan
+        self._loader = loader
+        self._exact = exact
+        self._worker = worker
+        self._feed = feed
+        self._events = events
+        self._non_finite = non_finite
+        self._started = False
+        self._closed = False
+        self._pending: m.Compute | None = None
+        self._target = 0
+        self._finished_at: int | None = None
+        self._open_shard: int | None = None
+        self._progress_at = 0.0
+        self._progress_step = 0
+        optimizer.register_step_pre_hook(self._check_optimizer_call)
+
+    # ---- what a script asks
+
+    @property
+    def id(self) -> str:
+        return self._worker.machine.me
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The members of the current view."""
+        view = self._worker.machine.view
+        return view.members if view else ()
+
+    @property
+    def leader(self) -> bool:
+        """True on one worker: for what should happen once, like printing or saving."""
+        return bool(self.workers) and self.workers[0] == self.id
+
+    @property
+    def step(self) -> int:
+        """The number of steps applied."""
+        return self._worker.machine.next or 0
+
+    def digest(self) -> str:
+        """Of all parameters and buffers: the same on every worker, and in every run with the same settings."""
+        return weights_digest(self.model)
+
+    def epochs(self, count: int) -> Iterator[Step]:
+        """Steps until `count` epochs are over."""
+        if not isinstance(count, int) or count < 0:
+            raise ConfigError(f"epochs({count!r})", hint="give a whole number of epochs")
+        return self.steps(count * self.plan.steps_per_epoch)
+
+    def steps(self, count: int) -> Iterator[Step]:
+        """Steps until the run has had `count` of them, whoever did the earlier ones."""
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise ConfigError(f"steps({count!r})", hint="give a whole number of steps")
+        return self._steps(count)
+
+    # ---- the loop
+
+    def _steps(self, count: int) -> Iterator[Step]:
+        self._target = max(self._target, count)
+        while True:
+            directive = self._pending or self._worker.advance()
+            self._pending = None
+            assert isinstance(directive, m.Compute), directive
+            if directive.step >= count:
+                self._pending = directive
+                self._finish(directive.step)
+                return
+            step = Step(self, directive)
+            yield step
+            step._check_complete()
+            self._exact.rebase()
+            self._worker.tell(m.Applied(step.number))
+            self._report(step)
+
+    def _finish(self, step: int) -> None:
+        self._finished_at = step
+        view = self._worker.machine.view
+        self._events.write("finished", step=step, digest=self.digest(), view=view.number if view else 0)
+
+    def _report(self, step: Step) -> None:
+        now = time.monotonic()
+        if now - self._progress_at < PROGRESS_S and step.number + 1 < self._target:
+            return
+        done = step.number + 1 - self._progress_step
+        rate = done * self.plan.batch / (now - self._progress_at) if self._progress_at else 0.0
+        self._progress_at, self._progress_step = now, step.number + 1
+        if self.leader:
+            view = self._worker.machine.view
+            self._events.write(
+                "progress",
+                view=view.number if view else 0,
+                step=step.number + 1,
+                steps=self._target,
+                metrics={name: round(value, 6) for name, value in step.metrics.items()},
+                samples_per_s=round(rate, 1),
+                workers=len(self.workers),
+            )
+
+    def _expect(self, step: int) -> None:
+        """Tell the loader which shards come next, as long as the view holds."""
+        machine = self._worker.machine
+        mine = machine._evenly.get(machine.me, ())
+
+        def upcoming() -> Iterator[tuple[int, int]]:
+            for shard in machine.assigned:
+                yield step, shard
+            number = step + 1
+            while number < self._target:
+                for shard in mine:
+                    yield number, shard
+                number += 1
+
+        self._loader.expect(upcoming())
+
+    def _check_optimizer_call(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._open_shard is not None:
+            raise ConfigError(
+                "optimizer.step() was called inside the loop over a step's shards",
+                hint="move it one level out: after `for x, y in step:` has ended, .grad is the mean over all shards",
+            )
+
+    # ---- the end
+
+    def close(self, *, failed: bool = False) -> None:
+        """Leave the run. Called when the script ends; calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loader.close()
+        if self._finished_at is not None and not failed:
+            self._feed.put(KEY_DONE, encode_json({"step": self._finished_at, "digest": self.digest()}))
+        self._worker.close()
+        self._feed.close()
+        self._events.close()
+
+
+class Step:
+    """One update of the model. Iterate over it for this worker's shards; there may be none."""
+
+    def __init__(self, run: Run, directive: m.Compute) -> None:
+        self._run = run
+        self._directive: m.Compute | None = directive
+        self._complete = False
+        self.number = directive.step
+        self.epoch = run.plan.epoch_of(directive.step)
+        self.metrics: Mapping[str, float] = {}
+
+    @property
+    def ends_epoch(self) -> bool:
+        return (self.number + 1) % self._run.plan.steps_per_epoch == 0
+
+    def record(self, **metrics: float | torch.Tensor) -> None:
+        """Metrics of the shard at hand. `step.metrics` has their means over all shards once the loop has ended."""
+        shard = self._run._open_shard
+        if shard is None:
+            raise ConfigError("step.record was called outside the loop over the step's shards")
+        for name, value in metrics.items():
+            number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+            self._run._worker.metrics.setdefault(name, {})[shard] = number
+
+    def __iter__(self) -> Iterator[Any]:
+        run = self._run
+        worker = run._worker
+        while True:
+            directive: m.Compute | m.Commit
+            if self._directive is not None:
+                directive, self._directive = self._directive, None
+            else:
+                directive = worker.advance()
+            if isinstance(directive, m.Commit):
+                self._load(directive)
+                return
+            worker.begin(self.number)
+            if directive.shards:
+                run._expect(self.number)
+            for shard in directive.shards:
+                batch = run._loader.get(self.number, shard)
+                run._exact.before_shard()
+                seed_everything(derive_seed(run.plan.seed, self.number, shard))
+                run._open_shard = shard
+                yield batch
+                run._open_shard = None
+                run._exact.after_shard(shard, worker.sums)
+            worker.tell(m.Computed(self.number))
+
+    def _load(self, directive: m.Commit) -> None:
+        run = self._run
+        kept = run._worker.loaded(directive)
+        self.metrics = dict(kept.metrics)
+        seed_everything(derive_seed(run.plan.seed, self.number, "apply"))
+        self._complete = True
+        if run._non_finite == "stop":
+            for name, value in self.metrics.items():
+                if not math.isfinite(value):
+                    raise DivergedError(
+                        f"the metric {name!r} is {value} at step {self.number}",
+                        hint="lower the learning rate or clip gradients; join(non_finite='ignore') goes on regardless",
+                    )
+
+    def _check_complete(self) -> None:
+        if not self._complete:
+            self._run._open_shard = None
+            raise ConfigError(
+                f"the loop over the shards of step {self.number} was left early",
+                hint="write `for batch in step:` without a break; every shard counts",
+            )

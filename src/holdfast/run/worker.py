@@ -1,0 +1,491 @@
+"""The runtime of one worker: turns what happens into events for the machine, and performs its effects.
+
+Everything here runs in the thread of the user's loop, which owns the machine, the group, the sums and the kept
+gradient. `advance` returns when the user's loop has the word: to compute shards, or to apply a step. Other threads
+(ledger feed, listener, dialling) only put things into the mailbox; see docs/threads.md.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from holdfast.core.errors import Evicted, PeerError, ProtocolError, Stopped
+from holdfast.core.words import Registration, View
+from holdfast.events import EventLog
+from holdfast.membership import messages as m
+from holdfast.membership.codec import encode
+from holdfast.membership.machine import Machine
+from holdfast.modes.exact import Exact
+from holdfast.reduce.arena import Arena
+from holdfast.reduce.groups import BrokenGroup, Connection, Gone, Group, Said
+from holdfast.reduce.layout import Layout
+from holdfast.reduce.network import Network
+from holdfast.reduce.reduction import Brought, Kept, Path, bring, mean_metrics, present_in
+from holdfast.reduce.shared_memory import SharedMemory
+from holdfast.reduce.sums import Sums
+from holdfast.run.ledger_feed import LedgerFeed, LedgerNews
+from holdfast.run.listener import Hello, dial, dial_snapshot
+from holdfast.run.mailbox import Mailbox
+from holdfast.state.snapshot import Holder, Snapshot
+from holdfast.state.transfer import fetch
+
+TICK_S = 0.2
+PARKED_VIEWS_MAX = 8
+
+
+@dataclass(frozen=True)
+class Connected:
+    view: int
+    connection: Connection
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    view: int
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LeaveRequested:
+    pass
+
+
+class SnapshotDesk:
+    """Where joiners' connections find the snapshot: put there by the loop, read by the listener's threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._offered: tuple[int, Snapshot] | None = None
+        self._view = 0
+
+    def offer(self, view: int, snapshot: Snapshot) -> None:
+        with self._changed:
+            self._offered = (view, snapshot)
+            self._changed.notify_all()
+
+    def withdraw(self) -> None:
+        with self._changed:
+            self._offered = None
+            self._changed.notify_all()
+
+    def wait_for(self, view: int, timeout_s: float) -> Snapshot | None:
+        """The snapshot of that view, which may be offered a little later than it is asked for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._offered is not None and self._offered[0] >= view, timeout_s)
+            if self._offered is None or self._offered[0] != view:
+                return None
+            return self._offered[1]
+
+
+class Worker:
+    """Drives one machine. See the module."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        secret: bytes,
+        mailbox: Mailbox,
+        feed: LedgerFeed,
+        arena: Arena,
+        sums: Sums,
+        exact: Exact,
+        holder: Holder,
+        desk: SnapshotDesk,
+        events: EventLog,
+        network: bool,
+        small: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.machine = machine
+        self.sums = sums
+        self.kept: Kept | None = None
+        self.metrics: dict[str, dict[int, float]] = {}  # of my shards of this step: name -> shard -> value
+        self._secret = secret
+        self._mailbox = mailbox
+        self._feed = feed
+        self._arena = arena
+        self._exact = exact
+        self._holder = holder
+        self._desk = desk
+        self._events = events
+        self._network = network
+        self._small = small
+        self._clock = clock
+        self._group: Group | None = None
+        self._path: Path | None = None
+        self._layout: Layout | None = None
+        self._registrations: Mapping[str, Registration] = {}
+        self._parked: dict[int, dict[str, Connection]] = {}
+        self._notes: dict[int, dict[str, Brought]] = {}  # step -> member -> what it brings
+        self._queue: deque[m.Event] = deque()
+        self._directive: m.Compute | m.Commit | None = None
+        self._ended: m.End | None = None
+        self._broken_at: float | None = None
+        self._idle_poll = select.poll()
+        self._idle_poll.register(mailbox.fd, select.POLLIN)
+
+    # ---- the loop's side
+
+    def advance(self) -> m.Compute | m.Commit:
+        """Run the protocol until the user's loop has something to do."""
+        while True:
+            self._drain()
+            if self._ended is not None:
+                self._leave(self._ended)
+            if self._directive is not None:
+                directive, self._directive = self._directive, None
+                return directive
+            self._wait()
+
+    def begin(self, step: int) -> None:
+        """The user's loop starts to compute shards of this step, or goes on with it in another view."""
+        assert self.machine.view is not None
+        layout = self._layout = self._exact.layout()
+        if self.sums.step != step:
+            self.metrics = {}
+        self._arena.set_stamp(self.machine.view.number, step)  # before a slot is touched
+        self.sums.begin(step, layout)
+
+    def tell(self, event: m.Event) -> None:
+        self._queue.append(event)
+
+    @property
+    def waits_for(self) -> str:
+        return self.machine.reason
+
+    def close(self) -> None:
+        self._drop(0, "closing")
+        self._feed.deregister()
+
+    # ---- events
+
+    def _drain(self) -> None:
+        if not self._mailbox.is_empty:
+            self._read_mail()
+        while self._queue and self._ended is None:
+            event = self._queue.popleft()
+            for effect in self.machine.handle(event, self._clock()):
+                self._perform(effect)
+
+    def _wait(self) -> None:
+        group = self._group
+        if group is None:
+            self._idle_poll.poll(TICK_S * 1000)
+            news: list[Said | Gone] = []
+        else:
+            news = group.poll(TICK_S)
+        if news:
+            assert group is not None
+            for item in news:
+                self._take(group, item)
+        elif self._mailbox.is_empty:
+            self._queue.append(m.Tick())
+
+    def _take(self, group: Group, item: Said | Gone) -> None:
+        number = group.view.number
+        if isinstance(item, Gone):
+            self._queue.append(m.PeerLost(number, item.peer, item.reason))
+            return
+        try:
+            if isinstance(item.message, m.Ready):
+                brought = Brought.decode(item.note, slots=self._arena.slots, tensors=1 << 20)
+                self._notes.setdefault(item.message.step, {})[item.peer] = brought
+            elif isinstance(item.message, m.Result):
+                self._receive_result(group, item)
+        except PeerError as error:
+            self._queue.append(m.PeerLost(number, item.peer, error.message))
+            return
+        self._queue.append(m.Heard(number, item.peer, item.message))
+        if isinstance(item.message, m.Result):
+            for more in group.resume(item.peer):
+                self._take(group, more)
+
+    def _read_mail(self) -> None:
+        for item in self._mailbox.take_all():
+            if isinstance(item, LedgerNews):
+                self._registrations = item.registrations
+                self._queue.append(m.LedgerSaw(item.state))
+            elif isinstance(item, Connected):
+                self._connected(item)
+            elif isinstance(item, Unreachable):
+                self._queue.append(m.PeerLost(item.view, item.peer, item.reason))
+            else:
+                assert isinstance(item, LeaveRequested)
+                self._queue.append(m.LeaveAsked())
+
+    def _connected(self, item: Connected) -> None:
+        group = self._group
+        peer = item.connection.peer
+        if group is not None and group.view.number == item.view:
+            if peer in group.view.members and peer not in group.connections:
+                self._adopt(group, item.connection)
+            else:
+                item.connection.sock.close()
+            return
+        current = group.view.number if group is not None else self.machine._number()
+        if item.view <= current or len(self._parked) >= PARKED_VIEWS_MAX:  # fence: an old view is over
+            item.connection.sock.close()
+            return
+        self._parked.setdefault(item.view, {})[peer] = item.connection
+
+    def _adopt(self, group: Group, connection: Connection) -> None:
+        if not self._network and connection.arena is None:
+            self._queue.append(m.PeerLost(group.view.number, connection.peer, "it did not share its memory"))
+            return
+        group.add(connection)
+
+    # ---- effects
+
+    def _perform(self, effect: m.Effect) -> None:
+        handler = self._EFFECTS[type(effect)]
+        handler(self, effect)
+
+    def _register(self, effect: m.Register) -> None:
+        self._feed.register()
+
+    def _deregister(self, effect: m.Deregister) -> None:
+        """Done in `_leave`, after the event log says why: an agent takes a silent disappearance for a hang."""
+
+    def _propose(self, effect: m.Propose) -> None:
+        self._feed.propose(effect.view, effect.expected)
+
+    def _open(self, effect: m.Open) -> None:
+        """Connect to the members before me; those behind me connect to me."""
+        view, me = effect.view, self.machine.me
+        self._close_group()
+        group = self._group = Group(view, me)
+        group.watch(self._mailbox.fd)
+        self._notes = {}
+        for number in [number for number in self._parked if number < view.number]:
+            for connection in self._parked.pop(number).values():
+                connection.sock.close()
+        for connection in self._parked.pop(view.number, {}).values():
+            if connection.peer in view.members:
+                self._adopt(group, connection)
+            else:
+                connection.sock.close()
+        rank = view.rank(me)
+        for peer in view.members[:rank]:
+            registration = self._registrations.get(peer)
+            if registration is None:
+                self._queue.append(m.PeerLost(view.number, peer, "it is not registered"))
+                continue
+            threading.Thread(
+                target=self._dial, args=(view, registration), name=f"holdfast-dial-{peer}", daemon=True
+            ).start()
+        self._events.write(
+            "view", view=view.number, members=list(view.members), reason=view.reason, step=self.machine.next
+        )
+
+    def _dial(self, view: View, registration: Registration) -> None:
+        try:
+            hello = Hello("group", view.number, self.machine.me)
+            connection = dial(registration.address, self._secret, hello, arena=None if self._network else self._arena)
+            if connection.peer != registration.id:
+                connection.sock.close()
+                raise PeerError(f"{connection.peer} answered instead")
+            self._mailbox.put(Connected(view.number, connection))
+        except PeerError as error:
+            self._mailbox.put(Unreachable(view.number, registration.id, error.message))
+
+    def _drop_effect(self, effect: m.Drop) -> None:
+        self._drop(effect.view, effect.reason)
+
+    def _drop(self, number: int, reason: str) -> None:
+        if self._group is not None:
+            self._desk.withdraw()
+            if number and not reason.startswith("a change of membership"):
+                self._broken_at = self._clock()
+                self._events.write("lost", view=number, reason=reason, step=self.machine.next)
+            self._close_group()
+
+    def _close_group(self) -> None:
+        group, self._group, self._path = self._group, None, None
+        if group is not None:
+            group.close()
+
+    def _broadcast(self, effect: m.Broadcast) -> None:
+        group = self._group
+        if group is None:
+            return
+        message = effect.message
+        note: dict[str, Any] | None = None
+        if isinstance(message, m.Ready):
+            brought = bring(self.sums, self.metrics)
+            self._notes.setdefault(message.step, {})[self.machine.me] = brought
+            note = brought.encode(bulk=self._network and len(group.view.members) > 1)
+        for gone in group.broadcast(encode(message, note), keep=not isinstance(message, m.Ready | m.Done)):
+            self._queue.append(m.PeerLost(group.view.number, gone.peer, gone.reason))
+
+    def _reduce(self, effect: m.Reduce) -> None:
+        group, layout = self._group, self._layout
+        assert group is not None and layout is not None
+        notes = self._notes.pop(effect.step)
+        members = group.view.members
+        path = self._path or self._make_path(group)
+        try:
+            _check_coverage(effect, notes, self.sums)
+            memory, is_intact = path.reduce(effect.step, layout, members, notes)
+        except BrokenGroup as error:
+            self._queue.append(m.PeerLost(group.view.number, error.peer, error.reason))
+            return
+        except PeerError as error:
+            self._queue.append(m.PeerLost(group.view.number, members[0], error.message))
+            return
+        if path.bulk:
+            for peer in list(group.connections):
+                for item in group.resume(peer):
+                    self._take(group, item)
+        self.kept = Kept(effect.step, layout, memory, present_in(layout, notes), mean_metrics(notes), is_intact)
+        self._queue.appendleft(m.Reduced(effect.step))
+
+    def _make_path(self, group: Group) -> Path:
+        shards = self.machine.shards
+        if self._network:
+            self._path = Network(group, shards, self._arena, small=self._small, interrupted=self._interrupted)
+        else:
+            arenas = {peer: connection.arena for peer, connection in group.connections.items()}
+            known = {peer: arena for peer, arena in arenas.items() if arena is not None}
+            known[self.machine.me] = self._arena
+            two_rounds = self.machine.two_rounds
+            self._path = SharedMemory(group.view, self.machine.me, shards, known, two_rounds=two_rounds)
+        return self._path
+
+    def _interrupted(self) -> str:
+        """Asked while bulk data is stuck: does the ledger say that a member is gone?"""
+        if self._mailbox.is_empty:
+            return ""
+        self._read_mail()
+        group = self._group
+        if group is None:
+            return "the group is gone"
+        for peer in group.connections:
+            if peer not in self._registrations:
+                return f"lost {peer}: its lease is gone"
+        return ""
+
+    def _give(self, effect: m.Give) -> None:
+        group, kept = self._group, self.kept
+        assert group is not None and kept is not None and kept.step == effect.step
+        note = {"bulk": 1, "p": sorted(kept.present), "m": dict(kept.metrics)}
+        group.send(effect.to, encode(m.Result(effect.step), note))
+        data: memoryview = kept.memory.numpy().data
+        try:
+            group.exchange([(effect.to, [data])], [], interrupted=self._interrupted)
+        except PeerError as error:
+            self._queue.append(m.PeerLost(group.view.number, effect.to, error.message))
+
+    def _receive_result(self, group: Group, item: Said) -> None:
+        """The mean of a step that others have applied: into my own result area, which nobody uses now."""
+        layout = self._exact.layout()
+        memory = self._arena.result(layout)
+        data: memoryview = memory.numpy().data
+        try:
+            present = frozenset(map(int, item.note["p"]))
+            metrics = {str(name): float(value) for name, value in item.note["m"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProtocolError("a peer's note on a result makes no sense") from error
+        group.exchange([], [(item.peer, [data])], interrupted=self._interrupted)
+        self.kept = Kept(item.message.step, layout, memory, present, metrics, lambda: True)  # type: ignore[union-attr]
+
+    def _serve(self, effect: m.Serve) -> None:
+        assert self.machine.view is not None
+        self._exact.layout()
+        self._desk.offer(self.machine.view.number, self._holder.capture(effect.step))
+
+    def _fetch(self, effect: m.Fetch) -> None:
+        view = self.machine.view
+        assert view is not None
+        started = self._clock()
+        socks: list[socket.socket] = []
+        try:
+            names = []
+            for source in effect.sources:
+                registration = self._registrations.get(source)
+                if registration is not None:
+                    socks.append(dial_snapshot(registration.address, self._secret, view.number, self.machine.me))
+                    names.append(source)
+            snapshot = fetch(socks, bytes_max=1 << 42, expect_step=effect.step, names=names)
+            self._holder.restore(snapshot)
+            self._exact.rebase()
+        except PeerError as error:
+            self._queue.append(m.PeerLost(view.number, effect.sources[0], error.message))
+            return
+        finally:
+            for sock in socks:
+                sock.close()
+        self._events.write(
+            "joined",
+            view=view.number,
+            step=effect.step,
+            duration_s=round(self._clock() - started, 4),
+            bytes=snapshot.nbytes,
+        )
+        self._queue.appendleft(m.Loaded(effect.step))
+
+    def _compute(self, effect: m.Compute) -> None:
+        self._directive = effect
+
+    def _commit(self, effect: m.Commit) -> None:
+        kept = self.kept
+        assert kept is not None and kept.step == effect.step
+        self._desk.withdraw()
+        self._directive = effect
+        if self._broken_at is not None:
+            duration_s = self._clock() - self._broken_at
+            self._broken_at = None
+            view = self.machine._number()
+            self._events.write("recovered", view=view, step=effect.step, duration_s=round(duration_s, 4))
+
+    def _end(self, effect: m.End) -> None:
+        self._ended = effect
+
+    def _leave(self, end: m.End) -> None:
+        if end.kind == "evicted":
+            self._events.write("evicted", view=self.machine._number(), reason=end.reason)
+            raise Evicted(end.reason)
+        self._events.write("left", step=self.machine.next, reason=end.reason)
+        self._feed.deregister()
+        raise Stopped(end.reason)
+
+    def loaded(self, directive: m.Commit) -> Kept:
+        """Put the step's mean into the model. Evicted if the others have gone on and the memory was used again."""
+        kept = self.kept
+        assert kept is not None and kept.step == directive.step
+        self._exact.load(kept)
+        if not kept.is_intact():
+            raise Evicted("the others went on while this worker was away")
+        return kept
+
+    _EFFECTS: ClassVar[dict[type, Callable[[Worker, Any], None]]] = {
+        m.Register: _register,
+        m.Deregister: _deregister,
+        m.Propose: _propose,
+        m.Open: _open,
+        m.Drop: _drop_effect,
+        m.Broadcast: _broadcast,
+        m.Reduce: _reduce,
+        m.Give: _give,
+        m.Serve: _serve,
+        m.Fetch: _fetch,
+        m.Compute: _compute,
+        m.Commit: _commit,
+        m.End: _end,
+    }
+
+
+def _check_coverage(effect: m.Reduce, notes: Mapping[str, Brought], sums: Sums) -> None:
+    """The nodes must be those of the shards that the machine counted: a peer that says otherwise is broken."""
+    for member, shards in effect.shards:
+        nodes = tuple(node for node, _ in notes[member].nodes)
+        if nodes != sums.tree.cover(shards):
+            raise BrokenGroup(member, f"it brings {nodes}, not the shards {shards}")
