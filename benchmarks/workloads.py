@@ -73,8 +73,8 @@ class Batches:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload(name="10k", widths=(64, 96, 32, 10), batch=64, samples=8192, warmup=100, steps=1000),
-        Workload(name="1m", widths=(256, 768, 768, 256, 10), batch=128, samples=8192, warmup=20, steps=150),
-        Workload(name="25m", widths=(1024, *(2048,) * 6, 1000), batch=128, samples=2048, warmup=3, steps=10),
+        Workload(name="10k", widths=(64, 96, 32, 10), batch=64, samples=8192, warmup=50, steps=400),
+        Workload(name="1m", widths=(256, 768, 768, 256, 10), batch=128, samples=8192, warmup=10, steps=100),
+        Workload(name="25m", widths=(1024, *(2048,) * 6, 1000), batch=128, samples=2048, warmup=3, steps=8),
     )
 }
