@@ -174,6 +174,7 @@ def test_a_frozen_server_answers_nobody_and_ends_no_lease(process: ServerProcess
             assert watch.next(1.2) == ()  # longer than the lease
             process.thaw()
             assert watch.next(0.4) == (), "nobody could renew while it was frozen"
+            assert hasty.put("c", b"") > start, "the late answer to `b` is not taken for this one"
             assert ledger.keep_alive(lease) == 1.0
             changes = collect(watch, count(1))
             assert [(change.kind, change.key) for change in changes] == [("delete", "a")]

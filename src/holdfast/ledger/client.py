@@ -44,6 +44,7 @@ class EmbeddedLedger:
         self._channel: Channel | None = None
         self._last_id = 0
         self._closed = False
+        self._opening = threading.Lock()  # so that no watch is opened behind the back of `close`
         self._watches: weakref.WeakSet[EmbeddedWatch] = weakref.WeakSet()
 
     def get(self, key: str) -> Entry | None:
@@ -83,15 +84,18 @@ class EmbeddedLedger:
 
     def watch(self, prefix: str, *, revision: int) -> EmbeddedWatch:
         check_prefix(prefix)
-        if self._closed:
-            raise LedgerUnavailable("this ledger is closed")
-        watch = EmbeddedWatch(self._socket_path, self._secret, prefix, revision)
-        self._watches.add(watch)
-        return watch
+        with self._opening:
+            if self._closed:
+                raise LedgerUnavailable("this ledger is closed")
+            watch = EmbeddedWatch(self._socket_path, self._secret, prefix, revision)
+            self._watches.add(watch)
+            return watch
 
     def close(self) -> None:
-        self._closed = True
-        for watch in tuple(self._watches):
+        with self._opening:
+            self._closed = True
+            watches = tuple(self._watches)
+        for watch in watches:
             watch.close()
         channel = self._channel
         if channel is not None:
