@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launching import BENCHMARKS, BenchmarkError, holdfast_command, run_to_end
+from launching import BENCHMARKS, BenchmarkError, holdfast_command, last_lines, run_to_end
 from workloads import WORKLOADS, Workload
 
 BASELINE = "ddp"
@@ -137,7 +137,8 @@ def measure(case: Case, system: str, *, quick: bool) -> Outcome:
         run_to_end(commands(case, system, out, common), out / "log", timeout_s=RUN_TIMEOUT_S)
         results = [json.loads(path.read_text()) for path in out.glob("*.json")]
         if len(results) != case.workers:
-            raise BenchmarkError(f"{system} {case.name}: {len(results)} of {case.workers} workers left figures")
+            left = f"{len(results)} of {case.workers} workers left figures"
+            raise BenchmarkError(f"{system} {case.name}: {left}\n{last_lines(out / 'log')}")
     return Outcome(
         samples_per_s=min(result["samples_per_s"] for result in results),
         step_s=max(result["median_step_s"] for result in results),
