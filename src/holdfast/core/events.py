@@ -27,7 +27,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "ledger_up": ("down_s",),
     "evicted": ("view", "reason"),
     "left": ("step", "reason"),
-    "finished": ("step", "digest", "view"),
+    "reached": ("step", "digest", "view"),  # the end of a loop; the script may go on
+    "finished": ("step", "digest", "view"),  # the end of the script
     "failed": ("reason",),
     "warning": ("text",),
 }

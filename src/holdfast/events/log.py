@@ -51,6 +51,8 @@ class EventLog:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("ab", buffering=0)
             self._size = self._file.tell()
+            if self._size and not self._path.read_bytes().endswith(b"\n"):
+                line = b"\n" + line  # an earlier writer died in the middle of its last line
         if self._size + len(line) > FILE_BYTES_MAX:
             self._file.close()
             self._file = None

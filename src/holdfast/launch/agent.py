@@ -29,8 +29,10 @@ from holdfast.core.words import (
     KEY_DONE,
     KEY_SIZE,
     KEY_STOP,
+    KEY_VIEW,
     KEY_WORKERS,
     Registration,
+    View,
     decode_json,
     encode_json,
     slot_of,
@@ -274,6 +276,8 @@ class Agent:
             return
         elif key == KEY_SIZE:
             self._resize(value)
+        elif key == KEY_VIEW:
+            self._policy.viewed(View.decode(value).members)
         elif key == KEY_STOP and not self._policy.stopping and not self._policy.done:
             self._reporter.say("asked to stop: workers finish the step and leave")
             self._policy.stop("asked to stop", 0, now)

@@ -16,7 +16,7 @@ How an exit is read:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +89,7 @@ class _Worker:
     member: bool = False
     in_order: bool = False  # it said that it leaves or has finished
     finished: bool = False
+    reached: bool = False  # the end of a loop: its script may take its time now, to evaluate or to save
     evicted: bool = False
     failed: bool = False
     unregistered_by: float = math.inf  # then a process without registration counts as hung
@@ -106,6 +107,7 @@ class Policy:
     restarts: int = 0
     stopping: str = ""
     done: bool = False
+    members: frozenset[str] = frozenset()  # of the current view
     slots: dict[int, _Slot] = field(default_factory=dict)
     alive: dict[str, _Worker] = field(default_factory=dict)
     _stop_by: float = math.inf
@@ -141,6 +143,10 @@ class Policy:
         if worker in self.alive:
             self.alive[worker].unregistered_by = now + grace_s
 
+    def viewed(self, members: Iterable[str]) -> None:
+        """A view holds. Who is in it is not given up by us, whatever its lease: it may have the only state."""
+        self.members = frozenset(members)
+
     def observed(self, event: Mapping[str, Any], now: float) -> None:
         """An event that a worker wrote."""
         kind, step = event["kind"], event.get("step")
@@ -158,6 +164,7 @@ class Policy:
             self._slot(worker.slot).setbacks = 0
         worker.in_order |= kind in ("left", "finished")
         worker.finished |= kind == "finished"
+        worker.reached = kind == "reached" or (worker.reached and kind != "view")
         worker.evicted |= kind == "evicted"
         worker.failed |= kind == "failed"
 
@@ -186,8 +193,10 @@ class Policy:
             return "evicted"
         exit_code = code if code is not None else 128 + (signal or 9)
         self._last_failure = (worker, exit_code)
-        if code is not None and gone.finished:
+        if code is not None and (gone.finished or gone.reached):
             self._late_failure = (worker, exit_code)
+            if all(other.reached or other.finished for other in self.alive.values() if other.member):
+                self.finished(now)  # the training is over; what failed is the script's last part
         own = (code is not None or signal in CRASH_SIGNALS) and not gone.kill_reason
         if own and self.step == 0:
             slot.setbacks = max(
@@ -240,8 +249,10 @@ class Policy:
     def deadline(self) -> float:
         """When `tick` will have something to do if nothing happens before."""
         times = [self._stop_by, self._spares_stop_at, self._stragglers_by]
-        for worker in self.alive.values():
-            times += [worker.unregistered_by, worker.leave_by]
+        for name, worker in self.alive.items():
+            times.append(worker.leave_by)
+            if name not in self.members:
+                times.append(worker.unregistered_by)
         times += [self.slots[slot].restart_at for slot in self._waiting()]
         return min(times)
 
@@ -253,9 +264,10 @@ class Policy:
             if self.alive:
                 actions.append(AnnounceStop("the run is finished"))
         for name, worker in self.alive.items():
-            if worker.kill_reason or worker.finished:
+            if worker.kill_reason or worker.finished or (worker.reached and not self.stopping):
                 continue
-            if now >= worker.unregistered_by and not (worker.in_order or self.stopping or self.done):
+            silent = now >= worker.unregistered_by and name not in self.members
+            if silent and not (worker.in_order or self.stopping or self.done):
                 worker.kill_reason = "hung"
             elif now >= worker.leave_by or now >= self._stop_by:
                 worker.kill_reason = "did not leave in time"
@@ -263,7 +275,7 @@ class Policy:
                 worker.kill_reason = "did not finish in time"
             if worker.kill_reason:
                 actions.append(Kill(name, worker.kill_reason))
-            if now >= worker.unregistered_by:
+            if silent:
                 worker.unregistered_by = math.inf
         for worker in self.alive.values():
             if now >= worker.leave_by:

@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.words import KEY_WORKERS
+from holdfast.core.words import KEY_DEAD, KEY_VIEW, KEY_WORKERS, View
 from holdfast.launch.proc import process_started
 from holdfast.ledger.port import Ledger
+
+DEAD_MAX = 128
 
 
 class WorkerProcess:
@@ -158,13 +160,35 @@ class DeathWatch:
         code, number = process.reap()
         process.close()
         self._report(process, code, number, trouble)
+        try:
+            forget_the_long_dead(self._ledger)
+        except (HoldfastError, OSError):
+            pass  # next time
 
 
 def fence(ledger: Ledger, worker: str) -> bool:
-    """Take a dead worker's registration out of the ledger. False if it has none."""
+    """Take a dead worker's registration out of the ledger, and say that it is dead and not just silent.
+
+    The registration goes first: the others go on when they see that. Without state they wait for the second.
+    False if there was no registration.
+    """
     entry = ledger.get(KEY_WORKERS + worker)
-    if entry is None:
-        return False
-    if entry.lease:
-        ledger.revoke(entry.lease)
-    return ledger.delete(entry.key) if not entry.lease else True
+    if entry is not None:
+        if entry.lease:
+            ledger.revoke(entry.lease)
+        else:
+            ledger.delete(entry.key)
+    ledger.put(KEY_DEAD + worker, b"{}")
+    return entry is not None
+
+
+def forget_the_long_dead(ledger: Ledger) -> None:
+    """Keep the ledger small: only who is in the view can be missed."""
+    dead = ledger.read(KEY_DEAD).entries
+    if len(dead) <= DEAD_MAX:
+        return
+    view = ledger.get(KEY_VIEW)
+    members = View.decode(view.value).members if view is not None else ()
+    for entry in sorted(dead, key=lambda entry: entry.revision)[: -DEAD_MAX // 2]:
+        if entry.key[len(KEY_DEAD) :] not in members:
+            ledger.delete(entry.key)

@@ -57,7 +57,7 @@ class RunSettings:
 
     def worker_command(self) -> list[str]:
         target = ["-m", self.script] if self.module else [self.script]
-        return [sys.executable, *target, *self.arguments]
+        return [sys.executable, "-m", "holdfast.launch.bootstrap", *target, *self.arguments]
 
 
 def describe(settings: RunSettings, home: Path, socket_dir: Path) -> dict[str, Any]:

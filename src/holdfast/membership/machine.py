@@ -196,9 +196,9 @@ class Machine:
             if member == self.me or self._has_all_from(member):
                 continue
             if member in self._lost:
-                return self._break(f"lost {member}: {self._lost[member]}", now) + self._consider(now)
+                return self._break(self._lost[member], now, peer=member) + self._consider(now)
             if self._ledger_known and member not in ids:
-                return self._break(f"lost {member}: its lease is gone", now) + self._consider(now)
+                return self._break("its lease is gone", now, peer=member) + self._consider(now)
         return []
 
     def _has_all_from(self, member: str) -> bool:
@@ -278,7 +278,7 @@ class Machine:
             return Report(None, digest=self.digest)
         return Report(self.next, tuple(sorted(self.held)), self.kept is not None and self.kept == self.next - 1)
 
-    def _break(self, reason: str, now: float) -> list[Effect]:
+    def _break(self, reason: str, now: float, *, peer: str = "") -> list[Effect]:
         assert self.view is not None
         self._go(Phase.BROKEN)
         self.reason = reason
@@ -286,7 +286,7 @@ class Machine:
         self._leaving = frozenset()
         self._change_due = False
         self._stop = ""
-        return [Drop(self.view.number, reason)]
+        return [Drop(self.view.number, reason, peer)]
 
     def _be_evicted(self, reason: str) -> list[Effect]:
         effects: list[Effect] = []

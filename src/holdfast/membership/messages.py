@@ -129,6 +129,7 @@ class Drop:
 
     view: int
     reason: str
+    peer: str = ""  # who was lost, if that is why
 
 
 @dataclass(frozen=True, slots=True)

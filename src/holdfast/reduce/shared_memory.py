@@ -48,8 +48,9 @@ class SharedMemory:
         self._check_stamps(step, members)
         if not self.two_rounds:
             return result, _always
-        number = self._view.number
-        return result, lambda: home.stamp == (number, step)
+        # Its owner may be at the next step already: the result is not touched before we are ready for that too.
+        intact = ((self._view.number, step), (self._view.number, step + 1))
+        return result, lambda: home.stamp in intact
 
     def _slot_vectors(self, member: str, slot: int, layout: Layout) -> tuple[torch.Tensor, ...]:
         key = (member, slot, id(layout))

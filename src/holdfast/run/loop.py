@@ -60,7 +60,7 @@ class Run:
         self._closed = False
         self._pending: m.Compute | None = None
         self._target = 0
-        self._finished_at: int | None = None
+        self._end: dict[str, Any] | None = None  # where the last loop ended
         self._open_shard: int | None = None
         self._progress_at = 0.0
         self._progress_step = 0
@@ -116,6 +116,7 @@ class Run:
                 self._pending = directive
                 self._finish(directive.step)
                 return
+            self._end = None
             step = Step(self, directive)
             yield step
             step._check_complete()
@@ -124,9 +125,9 @@ class Run:
             self._report(step)
 
     def _finish(self, step: int) -> None:
-        self._finished_at = step
         view = self._worker.machine.view
-        self._events.write("finished", step=step, digest=self.digest(), view=view.number if view else 0)
+        self._end = {"step": step, "digest": self.digest(), "view": view.number if view else 0}
+        self._events.write("reached", **self._end)
 
     def _report(self, step: Step) -> None:
         now = time.monotonic()
@@ -178,8 +179,9 @@ class Run:
             return
         self._closed = True
         self._loader.close()
-        if self._finished_at is not None and not failed:
-            self._feed.put(KEY_DONE, encode_json({"step": self._finished_at, "digest": self.digest()}))
+        if self._end is not None and not failed:
+            self._events.write("finished", **self._end)
+            self._feed.put(KEY_DONE, encode_json(self._end))
         self._worker.close()
         self._feed.close()
         self._events.close()

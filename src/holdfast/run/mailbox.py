@@ -33,9 +33,13 @@ class Mailbox:
         with suppress(OSError):
             os.eventfd_write(self.fd, 1)
 
-    def take_all(self) -> list[Any]:
+    def clear(self) -> None:
+        """Forget wake-ups. Look at `is_empty` afterwards, not before."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.fd)
+
+    def take_all(self) -> list[Any]:
+        self.clear()
         with self._lock:
             items = [*self._newest.values(), *self._items]
             self._newest.clear()

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from holdfast.core.errors import Evicted, PeerError, ProtocolError, Stopped
 from holdfast.core.words import Registration, View
@@ -163,7 +163,7 @@ class Worker:
         return self.machine.reason
 
     def close(self) -> None:
-        self._drop(0, "closing")
+        self._drop()
         self._feed.deregister()
 
     # ---- events
@@ -188,6 +188,7 @@ class Worker:
             for item in news:
                 self._take(group, item)
         elif self._mailbox.is_empty:
+            self._mailbox.clear()  # a wake-up whose item was taken before it came must not keep the poll awake
             self._queue.append(m.Tick())
 
     def _take(self, group: Group, item: Said | Gone) -> None:
@@ -298,15 +299,14 @@ class Worker:
             self._mailbox.put(Unreachable(view.number, registration.id, error.message))
 
     def _drop_effect(self, effect: m.Drop) -> None:
-        self._drop(effect.view, effect.reason)
+        if effect.peer:
+            self._broken_at = self._clock()
+            self._events.write("lost", view=effect.view, peer=effect.peer, reason=effect.reason, step=self.machine.next)
+        self._drop()
 
-    def _drop(self, number: int, reason: str) -> None:
-        if self._group is not None:
-            self._desk.withdraw()
-            if number and not reason.startswith("a change of membership"):
-                self._broken_at = self._clock()
-                self._events.write("lost", view=number, reason=reason, step=self.machine.next)
-            self._close_group()
+    def _drop(self) -> None:
+        self._desk.withdraw()
+        self._close_group()
 
     def _close_group(self) -> None:
         group, self._group, self._path = self._group, None, None
@@ -449,7 +449,7 @@ class Worker:
     def _end(self, effect: m.End) -> None:
         self._ended = effect
 
-    def _leave(self, end: m.End) -> None:
+    def _leave(self, end: m.End) -> NoReturn:
         if end.kind == "evicted":
             self._events.write("evicted", view=self.machine._number(), reason=end.reason)
             raise Evicted(end.reason)
@@ -463,7 +463,7 @@ class Worker:
         assert kept is not None and kept.step == directive.step
         self._exact.load(kept)
         if not kept.is_intact():
-            raise Evicted("the others went on while this worker was away")
+            self._leave(m.End("evicted", "the others went on while this worker was away"))
         return kept
 
     _EFFECTS: ClassVar[dict[type, Callable[[Worker, Any], None]]] = {

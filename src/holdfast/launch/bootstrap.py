@@ -1,0 +1,52 @@
+"""How a worker's process runs the user's script: as `python script.py` would, with clearer last words.
+
+    python -m holdfast.launch.bootstrap script.py args…
+    python -m holdfast.launch.bootstrap -m module args…
+
+An error that Holdfast raised about the script's input ends the process with one sentence, its hint, and exit code 2.
+Any other exception is shown from the script's own first line on.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from holdfast.core.errors import EXIT_BAD_INPUT, HoldfastError
+
+
+def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The last words of a worker."""
+    if isinstance(error, HoldfastError):
+        print(f"holdfast: {error}", file=sys.stderr)
+        return
+    ours = {__file__, runpy.__file__}
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename in ours or trace.tb_frame.f_code.co_filename.startswith("<frozen")
+    ):
+        trace = trace.tb_next
+    traceback.print_exception(kind, error, trace)
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    sys.excepthook = show
+    try:
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            sys.path[0] = str(Path.cwd())
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = arguments
+            sys.path[0] = str(Path(arguments[0]).resolve().parent)
+            runpy.run_path(arguments[0], run_name="__main__")
+    except HoldfastError as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # whoever joined wants to know too
+        sys.exit(EXIT_BAD_INPUT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The training that exactness runs: small, but with what makes exactness hard.
+
+Batch norm, dropout, random augmentation in Python, NumPy and torch, a parameter that only some shards use, weight
+decay with momentum, a schedule, clipping, a frozen layer that thaws midway. With --gate it stops before the step
+that the file names, so that faults can be placed: started again or not, it waits there until the file says more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import holdfast
+
+
+class Noisy(torch.utils.data.Dataset[Any]):
+    """Samples that are augmented at random when they are fetched."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self._x = torch.randn(4096, 3, 8, 8, generator=generator)
+        self._y = torch.randint(0, 10, (4096,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self._x[index]
+        if random.random() < 0.5:
+            x = x.flip(-1)
+        return x * float(np.random.uniform(0.9, 1.1)) + 0.05 * torch.randn(x.shape), self._y[index]
+
+
+class Net(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.rare = nn.Parameter(torch.ones(8))
+        self.hidden = nn.Linear(8 * 64, width)
+        self.dropout = nn.Dropout(0.2)
+        self.last = nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.first(x))
+        if x[0, 0, 0, 0] > 0.5:  # some shards use this parameter, some do not
+            h = h * self.rare.view(1, -1, 1, 1)
+        hidden = F.gelu(self.hidden(F.relu(h).flatten(1)))
+        logits: torch.Tensor = self.last(self.dropout(hidden))
+        return logits
+
+
+def wait_at(gate: Path | None, worker: str, step: int) -> None:
+    """Say where this worker is, and wait until the gate is open."""
+    if gate is not None:
+        gate.with_name(f"at-{worker}").write_text(str(step))
+    while gate is not None and gate.exists() and step >= int(gate.read_text() or "0"):
+        time.sleep(0.01)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--loaders", type=int, default=0)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep per shard")
+    parser.add_argument("--gate", type=Path)
+    args = parser.parse_args()
+
+    torch.manual_seed(11)
+    model = Net(args.width)
+    model.last.weight.requires_grad_(False)
+    others = [parameter for name, parameter in model.named_parameters() if not name.startswith("first")]
+    groups: list[dict[str, Any]] = [{"params": list(model.first.parameters()), "lr": 0.02}, {"params": others}]
+    optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9, weight_decay=1e-3)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.02, 0.05], total_steps=args.steps + 1)
+    run = holdfast.join(
+        model,
+        optimizer,
+        Noisy(),
+        batch=4 * args.shards,
+        shards=args.shards,
+        seed=3,
+        loader_workers=args.loaders,
+        extras={"scheduler": scheduler},
+    )
+    for step in run.steps(args.steps):
+        if step.number >= args.steps // 2:
+            model.last.weight.requires_grad_(True)
+        wait_at(args.gate, run.id, step.number)
+        for x, y in step:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            step.record(loss=loss)
+            time.sleep(args.pause)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        run.optimizer.step()
+        scheduler.step()
+
+
+if __name__ == "__main__":
+    main()
