@@ -143,6 +143,7 @@ class Worker:
         self.stamp = (0, -1)  # (view, step) that its sums belong to: peers look at it after they read them
         self.result: int | None = None  # the step whose reduced gradient is really here
         self.serving: int | None = None
+        self.reduced = (0, -1)  # (view, step) whose slice it has written
         self.clock_offset = rng.uniform(-100.0, 100.0)
         self.clock_rate = rng.uniform(0.95, 1.05)
         self.speed = rng.choice((0.05, 0.1, 0.1, 0.4))
@@ -248,11 +249,14 @@ class Worker:
             if moved:
                 return m.PeerLost(number, moved, "it has moved on")
             self.world.check_reduction(effect)
+            self.reduced = (number, effect.step)
             return m.Reduced(effect.step)
 
         self.work(self.world.rng.uniform(0.0, 0.02), then)
 
     def _commit(self, effect: m.Commit) -> None:
+        if not effect.received:
+            self.world.check_commit(self, effect.step)
         self.result = effect.step
         self.serving = None
 
@@ -596,6 +600,14 @@ class World:
             real += shards
         if sorted(real) != list(range(self.schedule.shards)):
             raise Violation(f"step {effect.step} would be committed with shards {sorted(real)}")
+
+    def check_commit(self, worker: Worker, step: int) -> None:
+        """In two rounds the mean is whole when every member has written its slice."""
+        view = worker.machine.view
+        assert view is not None
+        wrote = [self.workers[member].reduced for member in view.members] if self.schedule.two_rounds else []
+        if any(number < view.number or (number, at) < (view.number, step) for number, at in wrote):
+            raise Violation(f"{worker.id} commits step {step} before all slices are there")
 
     def applied(self, worker: Worker, step: int) -> None:
         self.trace(worker.id, "applied step", step)

@@ -1,0 +1,228 @@
+"""The simulator earns its keep only if it notices: break one rule of the protocol at a time, and it must say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.core.words import View
+from holdfast.membership import machine as machine_module
+from holdfast.membership import messages as m
+from holdfast.membership import view_rules
+from holdfast.membership.machine import Machine, Phase
+from holdfast.membership.view_rules import Decision, LedgerState, Plan
+from holdfast.testing import simulator
+from holdfast.testing.simulator import Violation, simulate
+
+SEEDS = 1500
+Patch = pytest.MonkeyPatch
+
+
+class NoFence(Machine):
+    """Listens to what is said in any view."""
+
+    def _listens_to(self, view: int) -> bool:
+        return self.view is not None and self.phase is not Phase.BROKEN
+
+
+class AppliesTwice(Machine):
+    """A gradient that a peer sends is handed to the user's loop again."""
+
+    def _commit(self, step: int, *, received: bool) -> list[m.Effect]:
+        effects = super()._commit(step, received=received)
+        return [*effects, *effects] if received else effects
+
+
+class SkipsReconciliation(Machine):
+    """Starts where it stands, whatever the others report."""
+
+    def _reconcile_if_complete(self, now: float) -> list[m.Effect]:
+        if self.phase is Phase.FORMING and self.view and len(self._reports) == len(self.view.members):
+            self._reports = {member: replace(self._reports[self.me]) for member in self.view.members}
+        return super()._reconcile_if_complete(now)
+
+
+class CommitsWithoutTheOthersSlices(Machine):
+    """Takes its own Done for everybody's."""
+
+    def _commit_if_done(self) -> list[m.Effect]:
+        if self.phase is Phase.REDUCING and self.two_rounds and self.me in self._done.get(self.next or 0, ()):
+            return self._commit(self.next or 0, received=False)
+        return []
+
+
+class DoesNotWaitForJoiners(Machine):
+    """Reduces without those that still load the snapshot."""
+
+    def _reduce_if_ready(self, now: float) -> list[m.Effect]:
+        if self._plan is not None and self._plan.step == self.next:
+            for member in self._plan.fetches:
+                self._ready.setdefault(self.next, {}).setdefault(member, m.Ready(self.next, ()))
+        return super()._reduce_if_ready(now)
+
+
+class GoesOnAfterEviction(Machine):
+    """Does not believe that the others went on without it."""
+
+    def _be_evicted(self, reason: str) -> list[m.Effect]:
+        return []
+
+
+class DropsTheResultThatCameEarly(Machine):
+    """Takes a peer's gradient only when it already waits for it."""
+
+    def _receive_if_sent(self) -> list[m.Effect]:
+        if self.phase is not Phase.RECEIVING:
+            self._results.clear()
+        return super()._receive_if_sent()
+
+
+class ForgetsLostConnections(Machine):
+    """Does not notice that a peer is gone unless the ledger says so, and ignores the ledger."""
+
+    def _break_if_lost(self, now: float) -> list[m.Effect]:
+        return []
+
+
+MUTANT_MACHINES = [
+    NoFence,
+    AppliesTwice,
+    SkipsReconciliation,
+    CommitsWithoutTheOthersSlices,
+    DoesNotWaitForJoiners,
+    GoesOnAfterEviction,
+    DropsTheResultThatCameEarly,
+    ForgetsLostConnections,
+]
+
+
+def forget_a_shard(patch: Patch) -> None:
+    real = view_rules.assign
+
+    def assign(shards: int, able: Sequence[str], held: Any = None) -> dict[str, tuple[int, ...]]:
+        found = real(shards, able, held)
+        last = able[-1]
+        return {**found, last: found[last][:-1]} if shards > 1 else found
+
+    patch.setattr(machine_module, "assign", assign)
+    _do_not_count(patch)
+
+
+def double_a_shard(patch: Patch) -> None:
+    """What the others hold is computed again."""
+    real = view_rules.assign
+
+    def assign(shards: int, able: Sequence[str], held: Mapping[str, frozenset[int]] | None = None) -> Any:
+        fresh = real(shards, able)
+        return {member: tuple(sorted({*fresh[member], *(held or {}).get(member, ())})) for member in able}
+
+    patch.setattr(view_rules, "assign", assign)
+    _do_not_count(patch)
+
+
+def _do_not_count(patch: Patch) -> None:
+    """Without the machine's own check that a step is covered exactly once."""
+
+    def reduce_if_ready(self: Machine, now: float) -> list[m.Effect]:
+        if self.phase is not Phase.GATHERING:
+            return []
+        assert self.view is not None and self.next is not None
+        ready = self._ready.get(self.next, {})
+        if len(ready) < len(self.view.members):
+            return []
+        self._go(Phase.REDUCING)
+        return [m.Reduce(self.next, tuple((member, ready[member].shards) for member in self.view.members))]
+
+    patch.setattr(Machine, "_reduce_if_ready", reduce_if_ready)
+
+
+def ignore_leases(patch: Patch) -> None:
+    """A worker that was ever a member counts as registered."""
+
+    def ids(self: LedgerState) -> frozenset[str]:
+        members = self.view.members if self.view else ()
+        return frozenset([*members, *(worker.id for worker in self.registered)])
+
+    patch.setattr(LedgerState, "ids", property(ids))
+
+
+def set_without_compare(patch: Patch) -> None:
+    """The ledger takes any view that is proposed."""
+
+    def put(self: simulator.Ledger, view: View, expected: int) -> None:
+        self.world.check_view(self.view, view)
+        self.view, self.view_revision = view, self.revision + 1
+        self.changed()
+
+    patch.setattr(simulator.Ledger, "compare_and_set_view", put)
+
+
+def start_over_too_early(patch: Patch) -> None:
+    """A worker without state does not wait for one that hangs and may have it."""
+
+    def propose_next(me: str, ledger: LedgerState, **rest: Any) -> Decision:
+        return view_rules.propose_next(me, ledger, **{**rest, "has_state": True})
+
+    patch.setattr(machine_module, "propose_next", propose_next)
+
+
+def give_up_the_silent(patch: Patch) -> None:
+    """New workers take a silent worker for a dead one."""
+
+    def propose_first(me: str, ledger: LedgerState, **rest: Any) -> Decision:
+        members = ledger.view.members if ledger.view else ()
+        return view_rules.propose_first(me, replace(ledger, dead=ledger.dead | set(members)), **rest)
+
+    patch.setattr(machine_module, "propose_first", propose_first)
+
+
+def join_without_state(patch: Patch) -> None:
+    """A joiner computes at once, with the weights its script began with."""
+    real = view_rules.reconcile
+
+    def reconcile(view: View, reports: Any, shards: int) -> Plan:
+        plan = real(view, reports, shards)
+        assignment = {**dict.fromkeys(plan.fetches, ()), **plan.assignment}
+        return replace(plan, fetches={}, assignment=assignment)
+
+    patch.setattr(machine_module, "reconcile", reconcile)
+
+
+def ignore_stamps(patch: Patch) -> None:
+    """A worker that slept does not look whether the sums that it read were still those of its step."""
+    patch.setattr(simulator.World, "moved_on", lambda self, number, effect: "")
+
+
+PATCHES: list[Callable[[Patch], None]] = [
+    forget_a_shard,
+    double_a_shard,
+    ignore_leases,
+    set_without_compare,
+    start_over_too_early,
+    give_up_the_silent,
+    join_without_state,
+    ignore_stamps,
+]
+
+
+def first_violation(machine_class: type[Machine] = Machine) -> str:
+    for seed in range(SEEDS):
+        try:
+            simulate(seed, machine_class=machine_class)
+        except Violation as violation:
+            return str(violation).splitlines()[0]
+    return ""
+
+
+@pytest.mark.parametrize("mutant", MUTANT_MACHINES, ids=lambda mutant: mutant.__name__)
+def test_a_broken_machine_is_caught(mutant: type[Machine]) -> None:
+    assert first_violation(mutant), f"{mutant.__name__} passed {SEEDS} schedules"
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.__name__)
+def test_a_broken_rule_is_caught(patch: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    patch(monkeypatch)
+    assert first_violation(), f"{patch.__name__} passed {SEEDS} schedules"
