@@ -10,113 +10,18 @@ only if all faults were done and the digests are equal. What was done and when i
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from holdfast.events import EventReader
+from holdfast.testing.watched import Failed, Watched, send
 
 SCRIPT = Path(__file__).with_name("exactness_script.py")
 KINDS = ("kill", "kill", "kill", "stop", "pause", "agent", "join", "leave")
-WAIT_S = 120.0
-
-
-class Failed(Exception):
-    """The run did not do what it promises."""
-
-
-class Watched:
-    """A run started with `holdfast run`, seen through its event log from outside."""
-
-    def __init__(self, home: Path, name: str, options: list[str], script: list[str]) -> None:
-        self.home = home
-        self.name = name
-        self._options = options
-        self._script = script
-        self._reader = EventReader(home / "runs" / name / "events")
-        self.agent: subprocess.Popen[bytes] | None = None
-        self.pids: dict[str, int] = {}  # of workers that live
-        self.members: tuple[str, ...] = ()
-        self.view = 0
-        self.step = 0
-        self.digests: dict[str, str] = {}  # of workers that finished
-        self.evicted = 0
-
-    def start(self) -> None:
-        log = self.home / f"{self.name}.log"
-        command = [sys.executable, "-m", "holdfast", "run", "--dir", str(self.home), "--run", self.name]
-        with log.open("ab") as output:
-            self.agent = subprocess.Popen(
-                [*command, *self._options, *self._script], stdout=output, stderr=output, start_new_session=True
-            )
-
-    def look(self) -> None:
-        for event in self._reader.poll():
-            self._fold(event)
-
-    def _fold(self, event: dict[str, Any]) -> None:
-        kind = event["kind"]
-        if kind == "worker_started":
-            self.pids[event["worker"]] = event["pid"]
-        elif kind == "worker_exited":
-            self.pids.pop(event["worker"], None)
-        elif kind == "view" and event["view"] > self.view:
-            self.view, self.members = event["view"], tuple(event["members"])
-        elif kind == "progress":
-            self.step = max(self.step, event["step"])
-        elif kind == "finished":
-            self.digests[event["who"]] = event["digest"]
-        elif kind == "evicted":
-            self.evicted += 1
-
-    def living_members(self) -> list[str]:
-        return [member for member in self.members if member in self.pids and _alive(self.pids[member])]
-
-    def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            self.look()
-            if condition():
-                return
-            if time.monotonic() > deadline:
-                raise Failed(f"waited {timeout_s:.0f} s for {what}; at step {self.step}, view {self.view}")
-            time.sleep(0.01)
-
-    def finish(self, timeout_s: float) -> str:
-        """Wait for the end; the digest that every worker that finished agrees on."""
-        assert self.agent is not None
-        try:
-            code = self.agent.wait(timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise Failed(f"not finished after {timeout_s:.0f} s, at step {self.step}") from error
-        self.look()
-        if code != 0:
-            raise Failed(f"holdfast run ended with exit code {code}:\n{self.log()[-3000:]}")
-        digests = set(self.digests.values())
-        if len(digests) != 1:
-            raise Failed(f"the workers ended with different weights: {self.digests}")
-        return digests.pop()
-
-    def log(self) -> str:
-        return (self.home / f"{self.name}.log").read_text(errors="replace")
-
-    def end(self) -> None:
-        """Nothing of the run is left behind, whatever happened."""
-        self.look()
-        for pid in [self.agent.pid] if self.agent and self.agent.poll() is None else []:
-            os.kill(pid, signal.SIGKILL)
-        for pid in self.pids.values():
-            if _alive(pid):
-                _signal(pid, signal.SIGKILL)
-        if self.agent is not None:
-            self.agent.wait(10)
 
 
 class Nemesis:
@@ -185,13 +90,13 @@ class Nemesis:
     def _kill(self) -> None:
         victim = self._victim()
         self._say(f"kill -9 {victim}")
-        _signal(self._run.pids[victim], signal.SIGKILL)
+        send(self._run.pids[victim], signal.SIGKILL)
 
     def _stop(self) -> None:
         """For longer than its lease: the others go on without it."""
         victim = self._victim()
         self._say(f"stop {victim} for good")
-        _signal(self._run.pids[victim], signal.SIGSTOP)
+        send(self._run.pids[victim], signal.SIGSTOP)
         self._run.wait(
             lambda: victim not in self._run.members or self._run.step >= self._steps, f"a view without {victim}"
         )
@@ -202,9 +107,9 @@ class Nemesis:
         pid = self._run.pids[victim]
         duration_s = self._rng.choice((0.05, 0.5, 1.5, 2.5))
         self._say(f"stop {victim} for {duration_s} s")
-        _signal(pid, signal.SIGSTOP)
+        send(pid, signal.SIGSTOP)
         time.sleep(duration_s)
-        _signal(pid, signal.SIGCONT)
+        send(pid, signal.SIGCONT)
 
     def _agent(self) -> None:
         assert self._run.agent is not None
@@ -223,27 +128,7 @@ class Nemesis:
     def _scale(self, size: int) -> None:
         self._size = size
         self._say(f"scale to {size} workers")
-        command = [sys.executable, "-m", "holdfast", "scale", "--dir", str(self._run.home), self._run.name, str(size)]
-        deadline = time.monotonic() + WAIT_S
-        while subprocess.run(command, capture_output=True).returncode != 0:  # the agent may be coming up
-            if time.monotonic() > deadline:
-                raise Failed("holdfast scale failed")
-            time.sleep(0.1)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZXx"
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
+        self._run.scale(size)
 
 
 def quiet_digest(home: Path, workers: int, path: str, script: list[str]) -> str:

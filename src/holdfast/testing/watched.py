@@ -1,0 +1,137 @@
+"""A run of real processes, started with `holdfast run` and seen from outside through its event log.
+
+The faults of the exactness test and of the demo are done to it: they need to know who lives, who is a member and
+how far the training is, and that nothing is left behind at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.events import EventReader
+from holdfast.launch.directory import RunDirectory, home_directory
+from holdfast.launch.proc import find_workers, process_state
+
+WAIT_S = 120.0
+SCALE_TRIES_S = 30.0
+LOG_SHOWN = 3000  # characters of the agent's output, when it ended too early
+
+
+class Failed(Exception):
+    """The run did not do what it promises."""
+
+
+class Watched:
+    """Owned by one thread. What it knows is as of the last `look`."""
+
+    def __init__(self, home: Path, name: str, options: list[str], script: list[str]) -> None:
+        self.home = home
+        self.name = name
+        self._options = options
+        self._script = script
+        self._directory = RunDirectory(home_directory(str(home)), name)
+        self._reader = EventReader(self._directory.events)
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.pids: dict[str, int] = {}  # of workers that live
+        self.members: tuple[str, ...] = ()
+        self.view = 0
+        self.step = 0
+        self.digests: dict[str, str] = {}  # of workers that finished
+        self.evicted = 0
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "holdfast", "run", "--dir", str(self.home), "--run", self.name]
+        with self.log_path.open("ab") as output:
+            self.agent = subprocess.Popen(
+                [*command, *self._options, *self._script], stdout=output, stderr=output, start_new_session=True
+            )
+
+    def look(self) -> None:
+        for event in self._reader.poll():
+            self.fold(event)
+
+    def fold(self, event: dict[str, Any]) -> None:
+        kind = event["kind"]
+        if kind == "worker_started":
+            self.pids[event["worker"]] = event["pid"]
+        elif kind == "worker_exited":
+            self.pids.pop(event["worker"], None)
+        elif kind == "view" and event["view"] > self.view:
+            self.view, self.members = event["view"], tuple(event["members"])
+        elif kind == "progress":
+            self.step = max(self.step, event["step"])
+        elif kind == "finished":
+            self.digests[event["who"]] = event["digest"]
+        elif kind == "evicted":
+            self.evicted += 1
+
+    def living_members(self) -> list[str]:
+        return [member for member in self.members if member in self.pids and process_state(self.pids[member])]
+
+    def wait(
+        self, condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S, *, period_s: float = 0.01
+    ) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            over = self.agent is None or self.agent.poll() is not None  # asked first: its last events then count
+            self.look()
+            if condition():
+                return
+            if over:
+                raise Failed(f"the run was over while waiting for {what}:\n{self.log()[-LOG_SHOWN:]}")
+            if time.monotonic() > deadline:
+                raise Failed(f"waited {timeout_s:.0f} s for {what}; at step {self.step}, view {self.view}")
+            time.sleep(period_s)
+
+    def scale(self, workers: int) -> None:
+        command = [sys.executable, "-m", "holdfast", "scale", "--dir", str(self.home), self.name, str(workers)]
+        deadline = time.monotonic() + SCALE_TRIES_S
+        while (done := subprocess.run(command, capture_output=True, text=True)).returncode != 0:
+            if time.monotonic() > deadline:  # until then the agent may be coming up
+                raise Failed(f"holdfast scale: {done.stderr.strip()}")
+            time.sleep(0.1)
+
+    def finish(self, timeout_s: float) -> str:
+        """Wait for the end; the digest that every worker that finished agrees on."""
+        agent = self.agent
+        assert agent is not None
+        self.wait(lambda: agent.poll() is not None, "the end of the run", timeout_s, period_s=0.05)
+        self.look()
+        if agent.returncode != 0:
+            raise Failed(f"holdfast run ended with exit code {agent.returncode}:\n{self.log()[-LOG_SHOWN:]}")
+        digests = set(self.digests.values())
+        if len(digests) != 1:
+            raise Failed(f"the workers ended with different weights: {self.digests}")
+        return digests.pop()
+
+    @property
+    def log_path(self) -> Path:
+        return self.home / f"{self.name}.log"
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def end(self) -> None:
+        """Nothing of the run is left behind, whatever happened. The agent goes first: it would replace workers."""
+        if self.agent is None:
+            return
+        if self.agent.poll() is None:
+            self.agent.kill()
+        self.agent.wait(10)
+        for worker in find_workers(self._directory.path):
+            send(worker.pid, signal.SIGKILL)
+
+
+def send(pid: int, number: int) -> None:
+    """A signal to a process that may be gone already."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
