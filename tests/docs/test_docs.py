@@ -1,0 +1,104 @@
+"""The written side keeps up with the code: the diagram, links, code, names of errors, events, keys and options."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from holdfast.core import errors, words
+from holdfast.core.events import KINDS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
+PYTHON = re.compile(r"^( *)```python\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+COMMANDS = ("run", "status", "scale", "stop", "runs")
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """The names that headings get on the usual hosts."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
+
+
+def test_the_diagram_is_that_of_the_code() -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/draw_phases.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in LINK.findall(path.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        found = (path.parent / name).resolve() if name else path
+        assert found.exists(), f"{path.relative_to(ROOT)} links to {target}"
+        if anchor:
+            assert anchor in anchors(found), f"{path.relative_to(ROOT)} links to {target}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_in_the_pages_compiles(path: Path) -> None:
+    for number, (indent, code) in enumerate(PYTHON.findall(path.read_text())):
+        text = "\n".join(line.removeprefix(indent) for line in code.splitlines())
+        compile(text, f"{path.name}, block {number}", "exec")
+
+
+def test_there_are_pages_and_the_loop_is_in_the_readme() -> None:
+    assert len(PAGES) > 20
+    blocks = "".join(code for _, code in PYTHON.findall(page("README.md")))
+    assert "holdfast.join(" in blocks and "for step in run.steps(" in blocks and "step.record(" in blocks
+
+
+def test_every_error_has_its_line() -> None:
+    text = page("docs/reference/errors.md")
+    names = [
+        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
+    ]
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_every_event_has_its_line_and_its_fields() -> None:
+    text = page("docs/reference/events.md")
+    for kind, fields in KINDS.items():
+        row = re.search(rf"^\| `{kind}` \|.*$", text, re.MULTILINE)
+        assert row, kind
+        assert [field for field in fields if f"`{field}`" not in row[0]] == [], kind
+
+
+def test_every_ledger_key_has_its_line() -> None:
+    text = page("docs/reference/ledger-keys.md")
+    keys = [value for name, value in vars(words).items() if name.startswith("KEY_")]
+    assert keys and [key for key in keys if f"| `{key}" not in text] == []
+
+
+def test_every_argument_of_join_has_its_line() -> None:
+    from holdfast import join
+
+    text = page("docs/reference/python.md")
+    assert [name for name in inspect.signature(join).parameters if f"| `{name}` |" not in text] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_has_its_line(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", command, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    section = page("docs/reference/cli.md").partition(f"## holdfast {command}\n")[2].partition("\n## ")[0]
+    options = set(re.findall(r"--[a-z]+", done.stdout.partition("options:")[2])) - {"--help"}
+    assert done.returncode == 0 and section
+    assert [option for option in sorted(options) if f"`{option}" not in section] == []
