@@ -107,7 +107,7 @@ def test_the_record_of_a_run_and_its_lines() -> None:
     record.feed({"t": 63.0, "who": "w0.1", "kind": "finished", "step": 9, "digest": "d1"})
     assert closing_lines(record, "r") == [
         "run r is finished: 9 steps in 1 min 02 s, 2 views, 1 failure survived",
-        "recovery: median 80 ms, worst 80 ms",
+        "recovery: median 80 ms, worst 80 ms after a loss was noticed",
         "weights: d1",
     ]
     record.feed({"t": 63.0, "who": "w1.2", "kind": "finished", "step": 9, "digest": "d2"})

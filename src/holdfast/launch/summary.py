@@ -159,7 +159,7 @@ def closing_lines(record: RunRecord, name: str) -> list[str]:
     if record.recoveries_s:
         ordered = sorted(record.recoveries_s)
         median, worst = ordered[len(ordered) // 2], ordered[-1]
-        lines.append(f"recovery: median {median * 1000:.0f} ms, worst {worst * 1000:.0f} ms")
+        lines.append(f"recovery: median {median * 1000:.0f} ms, worst {worst * 1000:.0f} ms after a loss was noticed")
     if len(record.digests) == 1:
         lines.append(f"weights: {next(iter(record.digests))}")
     elif record.digests:

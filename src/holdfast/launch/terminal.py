@@ -136,7 +136,7 @@ class Narrator:
         if view <= self._recovered:
             return ""
         self._recovered = view
-        return f"recovered in {float(event.get('duration_s', 0)) * 1000:.0f} ms at step {event.get('step')}"
+        return f"training goes on at step {event.get('step')}, {float(event.get('duration_s', 0)) * 1000:.0f} ms later"
 
     def _on_joined(self, event: Mapping[str, Any]) -> str:
         return f"{event['who']} joined at step {event.get('step')}"
