@@ -34,7 +34,7 @@ from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.sums import Sums
 from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.run.listener import Listener, open_server
-from holdfast.run.loop import Run
+from holdfast.run.loop import Run, check_optimizer
 from holdfast.run.mailbox import Mailbox
 from holdfast.run.numerics import check_fingerprint, fingerprint, fix_arithmetic
 from holdfast.run.worker import Connected, LeaveRequested, SnapshotDesk, Worker
@@ -44,6 +44,8 @@ from holdfast.state.transfer import serve
 LEDGER_WAIT_S = 60.0
 ALONE_LEASE_S = 3600.0
 SNAPSHOT_WAIT_S = 30.0
+
+_taken: set[str] = set()  # places of this process: each can be taken once
 
 
 def join(
@@ -90,11 +92,19 @@ def join(
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)
+    if environment is not None and environment.worker in _taken:
+        raise ConfigError(
+            "holdfast.join was called twice in one worker",
+            hint="a script is one run: join once, with all that it trains",
+        )
     fix_arithmetic(threads)
     exact = Exact(model)
+    check_optimizer(optimizer, exact)
     holder = Holder(model, optimizer, extras, buffers=exact.base_buffers)
     place = _Place(environment, fingerprint())
     place.agree(config, numerics)
+    if environment is not None:
+        _taken.add(environment.worker)
     worker, feed = place.build(config, exact, holder)
     run = Run(
         model,
@@ -159,7 +169,11 @@ class _Place:
 
     @property
     def network(self) -> bool:
-        return self.environment is not None and self.environment.path == "network"
+        """Whether gradients travel over connections. Who listens on TCP cannot share memory."""
+        environment = self.environment
+        return environment is not None and (
+            environment.path == "network" or (environment.path == "auto" and bool(environment.listen))
+        )
 
     def agree(self, config: RunConfig, numerics: str) -> None:
         """Be of one mind with the run on what decides its bits; the first worker sets it."""
@@ -269,9 +283,13 @@ def _end_with_process(run: Run, place: _Place) -> None:
     """Leave the run when the script ends; tell an error from a normal end; SIGTERM asks to leave in order."""
     failed = False
     previous = sys.excepthook
+    process = os.getpid()  # a child that the script forks inherits all this, and is not the worker
 
     def note_failure(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         nonlocal failed
+        if os.getpid() != process:
+            previous(kind, error, trace)
+            return
         failed = True
         place.events.write("failed", reason=f"{kind.__name__}: {error}")
         previous(kind, error, trace)
@@ -283,12 +301,21 @@ def _end_with_process(run: Run, place: _Place) -> None:
             )
 
     def end() -> None:
+        if os.getpid() != process:
+            return
         run.close(failed=failed)
         place.close()
+
+    def asked_to_leave(number: int, _frame: object) -> None:
+        if os.getpid() == process:
+            place.mailbox.put(LeaveRequested())
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     sys.excepthook = note_failure
     atexit.register(end)
     if place.environment is None or threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
-        signal.signal(signal.SIGTERM, lambda *_: place.mailbox.put(LeaveRequested()))
+        signal.signal(signal.SIGTERM, asked_to_leave)

@@ -172,7 +172,7 @@ class LedgerFeed:
 
     def _deliver(self) -> None:
         with suppress(ProtocolError):  # a key that makes no sense is not news
-            self._mailbox.put(read_news(self._entries), replace="ledger")
+            self._mailbox.put(read_news(self._entries))
 
     def _note_down(self, error: LedgerError) -> None:
         if self.down_since is None:

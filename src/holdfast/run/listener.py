@@ -208,7 +208,9 @@ def _receive_hello(sock: socket.socket) -> tuple[Hello, Arena | None]:
         hello, shape = Hello.decode(data)
         if shape is None or not fds:
             return hello, None
-        return hello, Arena(fds.pop(0), *shape)
+        arena = Arena(fds[0], *shape)
+        del fds[0]  # the arena's now
+        return hello, arena
     finally:
         for fd in fds:
             socket.close(fd)

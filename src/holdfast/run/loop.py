@@ -25,6 +25,7 @@ from holdfast.modes.exact import Exact
 from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.run.worker import Worker
 from holdfast.state.digest import weights_digest
+from holdfast.state.snapshot import Snapshot
 
 PROGRESS_S = 0.25
 
@@ -62,6 +63,9 @@ class Run:
         self._target = 0
         self._end: dict[str, Any] | None = None  # where the last loop ended
         self._open_shard: int | None = None
+        self._current: Step | None = None
+        self._arrived: Snapshot | None = None  # the state that I came with, while I pass loops that were over before
+        self._optimizer_parameters = check_optimizer(optimizer, exact)
         self._progress_at = 0.0
         self._progress_step = 0
         optimizer.register_step_pre_hook(self._check_optimizer_call)
@@ -108,6 +112,10 @@ class Run:
 
     def _steps(self, count: int) -> Iterator[Step]:
         self._target = max(self._target, count)
+        if self._arrived is not None:
+            # What the script does between two loops was done before this state was taken: not a second time.
+            self._worker.go_back_to(self._arrived)
+            self._arrived = None
         while True:
             directive = self._pending or self._worker.advance()
             self._pending = None
@@ -115,11 +123,15 @@ class Run:
             if directive.step >= count:
                 self._pending = directive
                 self._finish(directive.step)
+                if directive.step > count and not self._started:
+                    self._arrived = self._worker.hold(directive.step)
                 return
+            self._started = True
             self._end = None
-            step = Step(self, directive)
+            step = self._current = Step(self, directive)
             yield step
             step._check_complete()
+            self._current = None
             self._exact.rebase()
             self._worker.tell(m.Applied(step.number))
             self._report(step)
@@ -170,6 +182,15 @@ class Run:
                 "optimizer.step() was called inside the loop over a step's shards",
                 hint="move it one level out: after `for x, y in step:` has ended, .grad is the mean over all shards",
             )
+        if self._current is not None:
+            self._current._check_complete()
+            if not self._exact.has_gradients and any(p.grad is not None for p in self._exact.parameters):
+                raise ConfigError(
+                    "the gradients do not come from the loop over the step's shards, so they are only this worker's",
+                    hint="call backward inside `for batch in step:`, shard by shard; do not collect the shards first",
+                )
+        if sum(len(group["params"]) for group in optimizer.param_groups) != self._optimizer_parameters:
+            self._optimizer_parameters = check_optimizer(optimizer, self._exact)
 
     # ---- the end
 
@@ -193,6 +214,7 @@ class Step:
     def __init__(self, run: Run, directive: m.Compute) -> None:
         self._run = run
         self._directive: m.Compute | None = directive
+        self._begun = False
         self._complete = False
         self.number = directive.step
         self.epoch = run.plan.epoch_of(directive.step)
@@ -206,7 +228,10 @@ class Step:
         """Metrics of the shard at hand. `step.metrics` has their means over all shards once the loop has ended."""
         shard = self._run._open_shard
         if shard is None:
-            raise ConfigError("step.record was called outside the loop over the step's shards")
+            raise ConfigError(
+                "step.record was called outside the loop over the step's shards",
+                hint="call it inside `for batch in step:`; afterwards step.metrics has the means over all shards",
+            )
         for name, value in metrics.items():
             number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
             self._run._worker.metrics.setdefault(name, {})[shard] = number
@@ -214,6 +239,12 @@ class Step:
     def __iter__(self) -> Iterator[Any]:
         run = self._run
         worker = run._worker
+        if self._begun:
+            raise ConfigError(
+                f"the shards of step {self.number} were asked for twice",
+                hint="go through them once: `for batch in step:`; a second pass over the same data is another step",
+            )
+        self._begun = True
         while True:
             directive: m.Compute | m.Commit
             if self._directive is not None:
@@ -231,8 +262,10 @@ class Step:
                 run._exact.before_shard()
                 seed_everything(derive_seed(run.plan.seed, self.number, shard))
                 run._open_shard = shard
-                yield batch
-                run._open_shard = None
+                try:
+                    yield batch
+                finally:
+                    run._open_shard = None
                 run._exact.after_shard(shard, worker.sums)
             worker.tell(m.Computed(self.number))
 
@@ -252,8 +285,20 @@ class Step:
 
     def _check_complete(self) -> None:
         if not self._complete:
-            self._run._open_shard = None
             raise ConfigError(
                 f"the loop over the shards of step {self.number} was left early",
                 hint="write `for batch in step:` without a break; every shard counts",
             )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, exact: Exact) -> int:
+    """How many parameters it trains. All must be the model's: the gradients of others are not reduced."""
+    known = {id(parameter) for parameter in exact.parameters}
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    strangers = sum(id(parameter) not in known for parameter in trained)
+    if strangers:
+        raise ConfigError(
+            f"the optimizer trains {strangers} of {len(trained)} parameters that are not in the model given to join",
+            hint="give join one module with everything that is trained, such as nn.ModuleList([encoder, head])",
+        )
+    return len(trained)

@@ -130,6 +130,9 @@ class Worker:
         self._directive: m.Compute | m.Commit | None = None
         self._ended: m.End | None = None
         self._broken_at: float | None = None
+        # Optimizers keep a few numbers per parameter, extras a copy or two: more than this is no snapshot of ours.
+        self._snapshot_bytes_max = 16 * arena.slot_bytes + (1 << 30)
+        self._recomputed = 0
         self._idle_poll = select.poll()
         self._idle_poll.register(mailbox.fd, select.POLLIN)
 
@@ -154,6 +157,15 @@ class Worker:
             self.metrics = {}
         self._arena.set_stamp(self.machine.view.number, step)  # before a slot is touched
         self.sums.begin(step, layout)
+
+    def hold(self, step: int) -> Snapshot:
+        """A copy of the state, for `go_back_to`."""
+        taken = self._holder.capture(step)
+        return Snapshot(step, taken.tree, tuple(tensor.clone() for tensor in taken.tensors))
+
+    def go_back_to(self, snapshot: Snapshot) -> None:
+        self._holder.restore(snapshot)
+        self._exact.rebase()
 
     def tell(self, event: m.Event) -> None:
         self._queue.append(event)
@@ -336,10 +348,7 @@ class Worker:
             _check_coverage(effect, notes, self.sums)
             memory, is_intact = path.reduce(effect.step, layout, members, notes)
         except BrokenGroup as error:
-            self._queue.append(m.PeerLost(group.view.number, error.peer, error.reason))
-            return
-        except PeerError as error:
-            self._queue.append(m.PeerLost(group.view.number, members[0], error.message))
+            self._queue.appendleft(m.ReductionFailed(effect.step, error.peer, error.reason))
             return
         if path.bulk:
             for peer in list(group.connections):
@@ -361,16 +370,15 @@ class Worker:
         return self._path
 
     def _interrupted(self) -> str:
-        """Asked while bulk data is stuck: does the ledger say that a member is gone?"""
+        """Asked while bulk data is stuck: the member that, by the ledger, is gone."""
         if self._mailbox.is_empty:
             return ""
         self._read_mail()
         group = self._group
-        if group is None:
-            return "the group is gone"
+        assert group is not None
         for peer in group.connections:
             if peer not in self._registrations:
-                return f"lost {peer}: its lease is gone"
+                return peer
         return ""
 
     def _give(self, effect: m.Give) -> None:
@@ -381,8 +389,8 @@ class Worker:
         data: memoryview = kept.memory.numpy().data
         try:
             group.exchange([(effect.to, [data])], [], interrupted=self._interrupted)
-        except PeerError as error:
-            self._queue.append(m.PeerLost(group.view.number, effect.to, error.message))
+        except BrokenGroup as error:
+            self._queue.append(m.PeerLost(group.view.number, error.peer, error.reason))
 
     def _receive_result(self, group: Group, item: Said) -> None:
         """The mean of a step that others have applied: into my own result area, which nobody uses now."""
@@ -414,7 +422,7 @@ class Worker:
                 if registration is not None:
                     socks.append(dial_snapshot(registration.address, self._secret, view.number, self.machine.me))
                     names.append(source)
-            snapshot = fetch(socks, bytes_max=1 << 42, expect_step=effect.step, names=names)
+            snapshot = fetch(socks, bytes_max=self._snapshot_bytes_max, expect_step=effect.step, names=names)
             self._holder.restore(snapshot)
             self._exact.rebase()
         except PeerError as error:
@@ -434,6 +442,8 @@ class Worker:
 
     def _compute(self, effect: m.Compute) -> None:
         self._directive = effect
+        if self._broken_at is not None:
+            self._recomputed += len(effect.shards)
 
     def _commit(self, effect: m.Commit) -> None:
         kept = self.kept
@@ -444,7 +454,14 @@ class Worker:
             duration_s = self._clock() - self._broken_at
             self._broken_at = None
             view = self.machine._number()
-            self._events.write("recovered", view=view, step=effect.step, duration_s=round(duration_s, 4))
+            self._events.write(
+                "recovered",
+                view=view,
+                step=effect.step,
+                duration_s=round(duration_s, 4),
+                recomputed_shards=self._recomputed,
+            )
+            self._recomputed = 0
 
     def _end(self, effect: m.End) -> None:
         self._ended = effect
