@@ -48,6 +48,7 @@ class Plan:
     """`faults` are (what, earliest, latest): between these fractions of the steps, once the crew is complete."""
 
     workers: int
+    spares: int = 0
     epochs: int
     sleep_s: float  # for each shard
     lease_s: float
@@ -61,7 +62,7 @@ class Plan:
         return [str(SCRIPT), "--batch", str(BATCH), "--shards", str(SHARDS), "--epochs", str(self.epochs)]
 
     def options(self) -> list[str]:
-        return ["--workers", str(self.workers), "--lease", str(self.lease_s)]
+        return ["--workers", str(self.workers), "--spares", str(self.spares), "--lease", str(self.lease_s)]
 
 
 FULL = Plan(
@@ -76,12 +77,13 @@ FULL = Plan(
         ("add", 0.55, 0.60),
     ),
 )
-QUICK = Plan(
+QUICK = Plan(  # a spare, so that nothing waits for a new worker's imports
     workers=3,
-    epochs=6,
+    spares=1,
+    epochs=5,
     sleep_s=0.03,
     lease_s=1.0,
-    faults=(("kill the leader", 0.05, 0.05), ("add", 0.10, 0.10), ("stop", 0.35, 0.80)),
+    faults=(("add", 0.07, 0.07), ("kill the leader", 0.20, 0.40), ("stop", 0.40, 0.70)),
 )
 
 
@@ -91,7 +93,7 @@ class Fault:
 
     what: str
     kind: str
-    worker: str  # the victim, or the one that was added
+    worker: str  # the victim, if there is one
     at: float  # seconds since 1970, as in the event log
     view: int  # the newest before it
     step: int
@@ -172,10 +174,9 @@ class Faults:
 
     def _add(self) -> None:
         size = self.plan.workers + 1
-        worker = f"w{self.plan.workers}.1"
-        fault = self._announce(f"holdfast scale {self.run.name} {size}", "add", worker, f" (add {worker})")
+        fault = self._announce(f"holdfast scale {self.run.name} {size}", "add", "", " (one more)")
         self.run.scale(size)
-        self.run.wait(lambda: joined_at(self.run, fault) is not None, f"{worker} to join")
+        self.run.wait(lambda: joined(self.run, fault, size) is not None, "one more worker")
 
     def _announce(self, what: str, kind: str, worker: str, more: str) -> Fault:
         self.run.show(f">>> {what}{more}")
@@ -191,8 +192,11 @@ def recovered_at(run: Shown, fault: Fault) -> float | None:
     return max((float(event["t"]) for event in after if event["view"] == first), default=None)
 
 
-def joined_at(run: Shown, fault: Fault) -> float | None:
-    return next((float(event["t"]) for event in run.of_kind("joined") if event["who"] == fault.worker), None)
+def joined(run: Shown, fault: Fault, size: int) -> Event | None:
+    """The moment at which the crew had this size for the first time."""
+    views = [event["view"] for event in run.of_kind("view") if len(event["members"]) == size]
+    found = [event for event in run.of_kind("joined") if event["view"] > fault.view and event["view"] in views]
+    return found[0] if found else None
 
 
 @dataclass(frozen=True)
@@ -232,14 +236,15 @@ class Goodput:
         return max(0.0, sum(stretch.ended - stretch.began - stretch.usual_s for stretch in around))
 
 
-def explain(run: Shown, fault: Fault, goodput: Goodput) -> str:
+def explain(run: Shown, fault: Fault, goodput: Goodput, size: int) -> str:
     if fault.kind == "add":
-        joined = next(event for event in run.of_kind("joined") if event["who"] == fault.worker)
-        moved = min(event["t"] for event in run.of_kind("view") if event["view"] == joined["view"])
-        lost_s = goodput.lost_s(moved, joined["t"])
+        event = joined(run, fault, size)
+        assert event is not None
+        moved = min(other["t"] for other in run.of_kind("view") if other["view"] == event["view"])
+        lost_s = goodput.lost_s(moved, event["t"])
         return (
-            f"{lost_s:.2f} s lost as {fault.worker} joined, {moved - fault.at:.1f} s later; "
-            f"meanwhile the others did {joined['step'] - fault.step} steps"
+            f"{lost_s:.2f} s lost as {event['who']} joined, {moved - fault.at:.1f} s later; "
+            f"meanwhile the others did {max(0, event['step'] - fault.step)} steps"
         )
     recovered = recovered_at(run, fault)
     assert recovered is not None
@@ -263,7 +268,7 @@ RESULT
 
   recovery, from the fault to the survivors' next committed step ({usually}):""")
     for fault in faults:
-        print(f"    {fault.what:<{width}}   {explain(faulty, fault, goodput)}")
+        print(f"    {fault.what:<{width}}   {explain(faulty, fault, goodput, workers + 1)}")
     print(f"""
   goodput                   {goodput.usual_s / goodput.wall_s:.1%}
     Between the first and the last step {goodput.wall_s:.1f} s went by. At the usual pace of the workers that lived at
@@ -279,7 +284,7 @@ def demonstrate(home: Path, plan: Plan) -> int:
         ">>> marks what is done to it.\n"
     )
     faulty = Shown(home, "demo", plan.options(), [*plan.script(), "--slow", str(plan.sleep_s)], began=began)
-    quiet = Shown(home, "quiet", plan.options(), plan.script(), began=began)
+    quiet = Shown(home, "quiet", ["--workers", str(plan.workers)], plan.script(), began=began)
     try:
         faulty.start()
         faults = Faults(faulty, plan)
