@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -277,7 +278,8 @@ class Agent:
         elif key == KEY_SIZE:
             self._resize(value)
         elif key == KEY_VIEW:
-            self._policy.viewed(View.decode(value).members)
+            with suppress(ProtocolError):
+                self._policy.viewed(View.decode(value).members)
         elif key == KEY_STOP and not self._policy.stopping and not self._policy.done:
             self._reporter.say("asked to stop: workers finish the step and leave")
             self._policy.stop("asked to stop", 0, now)

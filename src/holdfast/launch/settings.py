@@ -52,6 +52,11 @@ class RunSettings:
             raise ConfigError(f"--path is {self.path!r}", hint=f"choose one of {', '.join(PATHS)}")
         if self.listen:
             parse_listen(self.listen)
+            if self.path == "shared-memory":
+                raise ConfigError(
+                    "--listen is for the network path, and --path asks for shared memory",
+                    hint="leave out one of them; workers of one host need no --listen",
+                )
         if not self.module:
             _check_script(self.script)
 

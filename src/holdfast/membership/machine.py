@@ -41,6 +41,7 @@ from holdfast.membership.messages import (
     Ready,
     Reduce,
     Reduced,
+    ReductionFailed,
     Register,
     Serve,
     Tick,
@@ -127,6 +128,7 @@ class Machine:
             PeerLost: self._peer_lost,
             Computed: self._computed,
             Reduced: self._reduced,
+            ReductionFailed: self._reduction_failed,
             Applied: self._applied,
             Loaded: self._loaded,
             LeaveAsked: self._leave_asked,
@@ -152,9 +154,11 @@ class Machine:
         return self._consider(now)
 
     def _leave_asked(self, event: LeaveAsked, now: float) -> list[Effect]:
+        """Finish the step first; but a step that waits for a view may wait for ever, and the others can redo it."""
         self.leave_asked = True
-        if self.phase is Phase.WAITING:
-            return [Deregister(), self._end("left", "asked to leave")]
+        if self.phase in (Phase.WAITING, Phase.BROKEN, Phase.FORMING, Phase.LOADING):
+            dropped: list[Effect] = [Drop(self.view.number, "leaving")] if self.view else []
+            return [*dropped, Deregister(), self._end("left", "asked to leave")]
         return []
 
     def _consider(self, now: float) -> list[Effect]:
@@ -382,7 +386,8 @@ class Machine:
         ids = self.ledger.ids
         if any(member not in ids for member in self.view.members) and self.me in ids:
             return True
-        return len(self.view.members) < self.ledger.size and len(ids) > len(self.view.members)
+        count, size = len(self.view.members), self.ledger.size
+        return count > size or (count < size and len(ids) > count)
 
     def _reduce_if_ready(self, now: float) -> list[Effect]:
         if self.phase is not Phase.GATHERING:
@@ -409,6 +414,11 @@ class Machine:
         self._done.setdefault(event.step, set()).add(self.me)
         self.reason = "waiting for the others' slices"
         return [Broadcast(Done(event.step)), *self._commit_if_done()]
+
+    def _reduction_failed(self, event: ReductionFailed, now: float) -> list[Effect]:
+        if self.phase is not Phase.REDUCING or event.step != self.next:
+            return []
+        return self._break(event.reason, now, peer=event.peer) + self._consider(now)
 
     def _commit_if_done(self) -> list[Effect]:
         if self.phase is not Phase.REDUCING or not self.two_rounds:

@@ -73,6 +73,15 @@ class Reduced:
 
 
 @dataclass(frozen=True, slots=True)
+class ReductionFailed:
+    """Adding did not come to an end, whatever was heard before: a peer broke off, or has moved on."""
+
+    step: int
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     step: int
 
@@ -94,7 +103,7 @@ class Tick:
     pass
 
 
-Event = LedgerSaw | Heard | PeerLost | Computed | Reduced | Applied | Loaded | LeaveAsked | Tick
+Event = LedgerSaw | Heard | PeerLost | Computed | Reduced | ReductionFailed | Applied | Loaded | LeaveAsked | Tick
 
 
 # ---- effects

@@ -95,6 +95,7 @@ def propose_next(
     assert view is not None and me in view.members
     ids = ledger.ids
     live = [member for member in view.members if member in ids and member not in leaving]
+    live = live[: max(1, ledger.size)]  # the run was made smaller
     if not live or live[0] != me:
         return Decision(None, f"waiting for {live[0] if live else 'the ledger'} to propose view {view.number + 1}")
     gone = [member for member in view.members if member not in live]

@@ -9,7 +9,8 @@ the view's first member is written by all members, each its own slice.
     result: the reduced gradient
 
 The stamp says which view and step the sums belong to. Its owner changes it before it touches a slot; a reader looks
-at it after it has read. So a worker that slept while the others went on cannot mistake new sums for old.
+at it after it has read. So a worker that slept while the others went on cannot mistake new sums for old. (On x86
+stores are seen in order; elsewhere the messages that surround a reduction are the barrier.)
 """
 
 from __future__ import annotations
@@ -64,10 +65,6 @@ class Arena:
 
     def set_stamp(self, view: int, step: int) -> None:
         self._stamp[0] = view * STAMP_STEPS + step
-
-    def release(self, index: int) -> None:
-        """Give a slot's memory back to the system; its content is lost."""
-        self._map.madvise(mmap.MADV_REMOVE, PAGE_BYTES + index * self.slot_bytes, self.slot_bytes)
 
     def close(self) -> None:
         """Close the file. The memory goes when the last tensor over it does."""

@@ -103,7 +103,7 @@ class Group:
                 return None
             data = data[sent:]
         connection.outbox += data
-        self._poll.modify(connection.sock, READ | select.POLLOUT)
+        self._listen(connection, READ | select.POLLOUT)
         return None
 
     def poll(self, timeout_s: float) -> list[Said | Gone]:
@@ -127,7 +127,7 @@ class Group:
             sent = connection.sock.send(connection.outbox)
             del connection.outbox[:sent]
         if not connection.outbox:
-            self._poll.modify(connection.sock, select.POLLRDHUP if connection.paused else READ)
+            self._listen(connection, select.POLLRDHUP if connection.paused else READ)
 
     def _receive(self, connection: Connection, news: list[Said | Gone]) -> None:
         try:
@@ -145,6 +145,10 @@ class Group:
             news.extend(self._frames(connection))
         except ProtocolError as error:
             news.append(self._lose(connection, str(error)))
+
+    def _listen(self, connection: Connection, mask: int) -> None:
+        with suppress(OSError, KeyError, ValueError):  # lost already, and no longer polled
+            self._poll.modify(connection.sock, mask)
 
     def _lose(self, connection: Connection, reason: str) -> Gone:
         with suppress(KeyError, ValueError):
@@ -166,14 +170,14 @@ class Group:
             yield Said(connection.peer, message, note)
             if isinstance(note, dict) and note.get("bulk"):
                 connection.paused = True
-                self._poll.modify(connection.sock, select.POLLRDHUP)
+                self._listen(connection, select.POLLRDHUP)
                 return
 
     def resume(self, peer: str) -> list[Said | Gone]:
         """The bulk data of this peer is read: listen to frames again, beginning with those already here."""
         connection = self.connections[peer]
         connection.paused = False
-        self._poll.modify(connection.sock, READ)
+        self._listen(connection, READ)
         try:
             return list(self._frames(connection))
         except ProtocolError as error:
@@ -185,14 +189,13 @@ class Group:
         receives: Sequence[tuple[str, Sequence[memoryview]]],
         *,
         interrupted: Callable[[], str],
-        received: Callable[[str, int], None] | None = None,
     ) -> None:
         """Move bulk data: to each peer its buffers in order, from each peer into its buffers in order.
 
-        `received(peer, index)` is called when a buffer is full. `interrupted()` is asked now and then; a reason
-        ends the exchange. Raises PeerError naming the peer when a connection breaks.
+        While nothing moves, `interrupted()` is asked for
+        a peer that is gone. Raises BrokenGroup, which names the peer, then or when a connection breaks.
         """
-        _Exchange(self, sends, receives, received).run(interrupted)
+        _Exchange(self, sends, receives).run(interrupted)
 
     def close(self) -> None:
         """Close all connections, so that every peer notices at once. References are dropped first and last."""
@@ -214,12 +217,11 @@ class _Exchange:
         group: Group,
         sends: Sequence[tuple[str, Sequence[memoryview]]],
         receives: Sequence[tuple[str, Sequence[memoryview]]],
-        received: Callable[[str, int], None] | None,
     ) -> None:
         self._group = group
         self._out = {peer: [view for view in views if len(view)] for peer, views in sends}
-        self._in = {peer: list(enumerate(views)) for peer, views in receives}
-        self._received = received
+        self._in = {peer: [view for view in views if len(view)] for peer, views in receives}
+        self._in = {peer: views for peer, views in self._in.items() if views}
         for connection in group.connections.values():
             if connection.outbox:
                 self._out.setdefault(connection.peer, []).insert(0, memoryview(bytes(connection.outbox)))
@@ -235,12 +237,16 @@ class _Exchange:
         while self._out or self._in:
             for peer, connection in group.connections.items():
                 mask = (select.POLLOUT if peer in self._out else 0) | (READ if peer in self._in else 0)
-                if masks.get(peer) != mask:
-                    masks[peer] = mask
+                if masks.get(peer, 0) == mask:
+                    continue
+                if mask:
                     poll.register(connection.sock, mask)
+                else:
+                    poll.unregister(connection.sock)  # done with it: its end must not keep the poll awake
+                masks[peer] = mask
             events = poll.poll(500)
-            if not events and (reason := interrupted()):
-                raise PeerError(reason)
+            if not events and (lost := interrupted()):
+                raise BrokenGroup(lost, "its lease is gone")
             for fd, event in events:
                 self._move(group._by_fd[fd], event)
 
@@ -259,42 +265,32 @@ class _Exchange:
             raise BrokenGroup(connection.peer, str(error)) from error
 
     def _send(self, connection: Connection) -> None:
-        views = self._out[connection.peer]
-        sent = connection.sock.send(views[0][:BULK_BYTES])
-        views[0] = views[0][sent:]
+        self._use(self._out, connection.peer, connection.sock.send(self._out[connection.peer][0][:BULK_BYTES]))
+
+    def _receive(self, connection: Connection) -> None:
+        count = connection.sock.recv_into(self._in[connection.peer][0][:BULK_BYTES])
+        if count == 0:
+            raise BrokenGroup(connection.peer, "it closed the connection")
+        self._use(self._in, connection.peer, count)
+
+    def _use(self, waiting: dict[str, list[memoryview]], peer: str, count: int) -> None:
+        """The first `count` bytes of what waits for this peer are done."""
+        views = waiting[peer]
+        views[0] = views[0][count:]
         if not len(views[0]):
             views.pop(0)
             if not views:
-                del self._out[connection.peer]
-
-    def _receive(self, connection: Connection) -> None:
-        index, view = self._in[connection.peer][0]
-        count = connection.sock.recv_into(view[:BULK_BYTES]) if len(view) else 0
-        if len(view) and count == 0:
-            raise BrokenGroup(connection.peer, "it closed the connection")
-        self._advance(connection.peer, index, view[count:])
-
-    def _advance(self, peer: str, index: int, rest: memoryview) -> None:
-        waiting = self._in[peer]
-        waiting[0] = (index, rest)
-        while waiting and not len(waiting[0][1]):
-            index, _ = waiting.pop(0)
-            if self._received is not None:
-                self._received(peer, index)
-        if not waiting:
-            del self._in[peer]
+                del waiting[peer]
 
     def _use_inbox(self, connection: Connection) -> None:
         """Bulk bytes that came along with the last control frame."""
         inbox = connection.inbox
-        while connection.peer in self._in:
-            index, view = self._in[connection.peer][0]
+        while inbox and connection.peer in self._in:
+            view = self._in[connection.peer][0]
             count = min(len(inbox), len(view))
             view[:count] = inbox[:count]
             del inbox[:count]
-            self._advance(connection.peer, index, view[count:])
-            if not inbox:
-                return
+            self._use(self._in, connection.peer, count)
 
 
 class BrokenGroup(PeerError):

@@ -10,8 +10,10 @@ really applied, and raises Violation when the machines' decisions break a promis
 
 from __future__ import annotations
 
+import argparse
 import heapq
 import random
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -42,6 +44,7 @@ class Schedule:
     steps: int = 5
     faults: int = 4
     two_rounds: bool = True
+    network: bool = False  # sums travel with the reduction, which fails when their owner dies before it
 
     @classmethod
     def draw(cls, seed: int) -> Schedule:
@@ -53,7 +56,8 @@ class Schedule:
             shards=rng.choice((1, 2, 4, 5)),
             steps=rng.choice((3, 4, 6)),
             faults=rng.choice((0, 1, 2, 3, 4, 6)),
-            two_rounds=rng.random() < 0.5,
+            two_rounds=(two_rounds := rng.random() < 0.5),
+            network=not two_rounds and rng.random() < 0.5,
         )
 
 
@@ -247,7 +251,10 @@ class Worker:
         def then() -> m.Event:
             moved = self.world.moved_on(number, effect)
             if moved:
-                return m.PeerLost(number, moved, "it has moved on")
+                return m.ReductionFailed(effect.step, moved, "it has moved on")
+            lost = self.world.broke_off(self, number, effect)
+            if lost:
+                return m.ReductionFailed(effect.step, lost, "it closed the connection")
             self.world.check_reduction(effect)
             self.reduced = (number, effect.step)
             return m.Reduced(effect.step)
@@ -591,6 +598,16 @@ class World:
                 return member
         return ""
 
+    def broke_off(self, worker: Worker, number: int, effect: m.Reduce) -> str:
+        """Over a network the sums must still be sent: a member that died before it had done so."""
+        if not self.schedule.network:
+            return ""
+        for member, _ in effect.shards:
+            peer = self.workers[member]
+            if member != worker.id and not peer.alive and peer.reduced < (number, effect.step):
+                return member
+        return ""
+
     def check_reduction(self, effect: m.Reduce) -> None:
         real: list[int] = []
         for member, shards in effect.shards:
@@ -631,3 +648,26 @@ def simulate(seed: int, *, machine_class: type[Machine] = Machine, keep_trace: b
         trace = "\n".join(world.lines or [])
         raise Violation(f"seed {seed}: {error}\n{trace}") from error
     return world
+
+
+def main() -> int:
+    """python -m holdfast.testing.simulator [--seed N [--trace] | --schedules N]"""
+    parser = argparse.ArgumentParser(description="Run schedules of failures against the protocol's machine.")
+    parser.add_argument("--seed", type=int, help="one schedule, by its seed")
+    parser.add_argument("--trace", action="store_true", help="with --seed: what happened, event for event")
+    parser.add_argument("--schedules", type=int, default=10_000)
+    args = parser.parse_args()
+    if args.seed is not None:
+        world = simulate(args.seed, keep_trace=args.trace)
+        print("\n".join(world.lines or []))
+        print(f"{world.schedule}\nno violation: {world.steps_committed} steps, {len(world.views)} views")
+        return 0
+    for seed in range(args.schedules):
+        simulate(seed)
+        if (seed + 1) % 10_000 == 0:
+            print(f"{seed + 1:,} schedules, no violation", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+# make demo and make test do everything on a fresh machine: environment, installation, run.
+SHELL := bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Real workers share the cores with the tests around them: more than two at a time only slows all down.
+JOBS ?= 2
+
+.PHONY: install demo test lint format bench soak clean
+
+install: $(STAMP)
+
+# torch comes first and exactly: a range would bring a build of several gigabytes.
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/python scripts/demo.py
+
+test: install
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/draw_phases.py --check
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Figures for the README. On a quiet machine; about 25 minutes.
+bench: install
+	$(BIN)/python benchmarks/steady_state.py --check --json steady_state.json
+	$(BIN)/python benchmarks/recovery.py --check --json recovery.json
+
+# Ten seeds of 40 faults each on real processes, and a million simulated schedules.
+soak: install
+	for seed in 1 2 3 4 5 6 7 8 9 10; do \
+	  $(BIN)/python -m holdfast.testing.exactness --workers 4 --steps 300 --faults 40 --seed $$seed || exit 1; done
+	$(BIN)/python -m holdfast.testing.simulator --schedules 1000000
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
