@@ -103,7 +103,7 @@ class Counting(nn.Module):
         self.register_buffer("seen", torch.zeros(2, dtype=torch.bool))
         self.register_buffer("untouched", torch.arange(5))
         self.register_buffer("mean", torch.zeros(4), persistent=False)
-        self.register_buffer("half", torch.zeros(4, dtype=torch.bfloat16))
+        self.register_buffer("coarse", torch.zeros(4, dtype=torch.bfloat16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.body(x)
@@ -111,7 +111,7 @@ class Counting(nn.Module):
         self.small += 3
         self.seen[int(x[0, 0] > 0)] = True
         self.mean.mul_(0.9).add_(h.detach().mean(0))
-        self.half.add_(h.detach().mean(0))
+        self.coarse.add_(h.detach().mean(0))
         return h - self.mean
 
 
@@ -152,13 +152,13 @@ class GrowingCache(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = mlp(nn.BatchNorm1d(8))
-        self.register_buffer("positions", torch.zeros(0), persistent=False)
+        self.register_buffer("cache", torch.zeros(0), persistent=False)
         self.register_buffer("wide", torch.ones(1).expand(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(self.positions) < 4:
-            self.positions = torch.linspace(0, 1, 4)
-        return self.body(x) + self.positions * self.wide
+        if len(self.cache) < 4:
+            self.cache = torch.linspace(0, 1, 4)
+        return self.body(x) + self.cache * self.wide
 
 
 class Complex(nn.Module):

@@ -162,5 +162,8 @@ def agreed(outcomes: Mapping[str, Outcome]) -> Any:
     values = {outcome.worker: outcome.value for outcome in outcomes.values() if outcome.signal is None}
     assert values, "nobody lived"
     first = next(iter(values.values()))
-    assert all(value == first for value in values.values()), f"they differ: {values}"
+    differ = [worker for worker, value in values.items() if value != first]
+    assert not differ, (
+        f"{', '.join(differ)} differ from {next(iter(values))}: {values[differ[0]]!r:.2000} {first!r:.2000}"
+    )
     return first

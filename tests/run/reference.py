@@ -6,6 +6,7 @@ and divided by the number of shards; so are the buffers that a shard has changed
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,12 +93,12 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 def state_of(training: Training) -> dict[str, str]:
-    """Every bit that training depends on, by name, in hex where it is a tensor."""
+    """Every bit that training depends on, by name; of a tensor a short digest. Caches follow from their input."""
     found: dict[str, str] = {}
 
     def walk(name: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            found[name] = raw(value).hex()
+            found[name] = hashlib.blake2b(raw(value), digest_size=6).hexdigest()
         elif isinstance(value, dict):
             for key, item in value.items():
                 walk(f"{name}.{key}", item)
@@ -110,7 +111,8 @@ def state_of(training: Training) -> dict[str, str]:
     for name, parameter in training.model.named_parameters():
         walk(name, parameter)
     for name, buffer in training.model.named_buffers():
-        walk(name, buffer)
+        if not name.endswith("cache"):
+            walk(name, buffer)
     walk("optimizer", training.optimizer.state_dict())
     for name, extra in training.extras.items():
         walk(name, extra.state_dict())

@@ -58,10 +58,18 @@ class DoesNotWaitForJoiners(Machine):
     """Reduces without those that still load the snapshot."""
 
     def _reduce_if_ready(self, now: float) -> list[m.Effect]:
+        late: set[str] = set()
         if self._plan is not None and self._plan.step == self.next:
-            for member in self._plan.fetches:
-                self._ready.setdefault(self.next, {}).setdefault(member, m.Ready(self.next, ()))
-        return super()._reduce_if_ready(now)
+            ready = self._ready.setdefault(self.next, {})
+            late = {member for member in self._plan.fetches if member not in ready}
+            ready.update({member: m.Ready(self.next, ()) for member in late})
+        effects = super()._reduce_if_ready(now)
+        return [
+            m.Reduce(effect.step, tuple(part for part in effect.shards if part[0] not in late))
+            if isinstance(effect, m.Reduce)
+            else effect
+            for effect in effects
+        ]
 
 
 class GoesOnAfterEviction(Machine):

@@ -100,6 +100,7 @@ def join(
     fix_arithmetic(threads)
     exact = Exact(model)
     check_optimizer(optimizer, exact)
+    _wake_scalers(model, extras or {})
     holder = Holder(model, optimizer, extras, buffers=exact.base_buffers)
     place = _Place(environment, fingerprint())
     place.agree(config, numerics)
@@ -126,6 +127,14 @@ def _check_choices(numerics: str, non_finite: str) -> None:
     for name, value, choices in (("numerics", numerics, NUMERICS), ("non_finite", non_finite, NON_FINITE)):
         if value not in choices:
             raise ConfigError(f"{name} is {value!r}", hint=f"{name} is one of {', '.join(map(repr, choices))}")
+
+
+def _wake_scalers(model: torch.nn.Module, extras: Mapping[str, Stateful]) -> None:
+    """A gradient scaler makes its scale when it first scales; a worker without shards in its first step never does."""
+    device = next(model.parameters()).device
+    for extra in extras.values():
+        if isinstance(extra, torch.amp.GradScaler) and extra.is_enabled():
+            extra.scale(torch.zeros((), device=device))
 
 
 def _length(dataset: Any) -> int:

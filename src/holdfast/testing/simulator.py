@@ -137,7 +137,8 @@ class Worker:
         self.alive = True
         self.stopped = False
         self.stops = 0
-        self.busy = False
+        self.busy = False  # the user's loop has the word
+        self.blocked = False  # the runtime itself is in the middle of something
         self.cut = False  # from the ledger
         self.finished = False
         self.inbox: deque[m.Event] = deque()
@@ -160,18 +161,21 @@ class Worker:
         if not self.alive or self.finished:
             return
         self.inbox.append(event)
-        self.drain()
+        if not self.busy:
+            self.drain()
 
     def drain(self) -> None:
-        while self.inbox and self.alive and not (self.busy or self.stopped or self.finished):
+        """Handle what has come so far, as the runtime does before it hands the word to the user's loop."""
+        while self.inbox and self.alive and not (self.blocked or self.stopped or self.finished):
             event = self.inbox.popleft()
             for effect in self.machine.handle(event, self.clock()):
                 self.world.trace(self.id, "does", effect)
                 self.perform(effect)
 
-    def work(self, duration_s: float, then: Callable[[], m.Event | None]) -> None:
+    def work(self, duration_s: float, then: Callable[[], m.Event | None], *, blocked: bool = False) -> None:
         """The main thread is busy for a while, longer if the process is stopped meanwhile."""
         self.busy = True
+        self.blocked = blocked
 
         def finish() -> None:
             if not self.alive:
@@ -179,7 +183,7 @@ class Worker:
             if self.stopped:
                 self.world.after(0.05, finish)
                 return
-            self.busy = False
+            self.busy = self.blocked = False
             event = then()
             if event is not None:
                 self.inbox.appendleft(event)
@@ -259,7 +263,7 @@ class Worker:
             self.reduced = (number, effect.step)
             return m.Reduced(effect.step)
 
-        self.work(self.world.rng.uniform(0.0, 0.02), then)
+        self.work(self.world.rng.uniform(0.0, 0.02), then, blocked=True)
 
     def _commit(self, effect: m.Commit) -> None:
         if not effect.received:
@@ -493,10 +497,10 @@ class World:
             if any(source.machine.view == worker.machine.view and (source.state or 0) > effect.step for source in live):
                 raise Violation(f"the state moved on while {worker.id} was fetching step {effect.step}")
             if live and tries < 30:  # they may not have got their last report yet
-                worker.work(0.1, then)
+                worker.work(0.1, then, blocked=True)
             return None
 
-        worker.work(self.rng.uniform(0.05, 0.6), then)
+        worker.work(self.rng.uniform(0.05, 0.6), then, blocked=True)
 
     # ---- faults
 
@@ -520,7 +524,8 @@ class World:
 
         def wake() -> None:
             worker.stopped = False
-            worker.drain()
+            if not worker.busy:
+                worker.drain()
 
         self.after(self.rng.choice((0.3, 1.0, 3.0, 6.0)), wake)
 
