@@ -35,6 +35,7 @@ class Measurement:
         ends = self._ends[self._warmup - 1 :]
         steps = [end - start for start, end in pairwise(ends)]
         rss_peak = _memory("status", "VmHWM")
+        shared = _memory("smaps_rollup", "Rss") - _memory("smaps_rollup", "Pss")
         return {
             "steps": len(steps),
             "median_step_s": statistics.median(steps),
@@ -43,8 +44,8 @@ class Measurement:
             "rss_before_bytes": self._rss_before,
             "rss_peak_bytes": rss_peak,
             "rss_increase_bytes": rss_peak - self._rss_before,
-            # Resident memory counts a page that four workers share four times; this counts it once.
-            "pss_at_end_bytes": _memory("smaps_rollup", "Pss"),
+            # Resident memory counts a page that four workers share four times. This counts it once over all of them.
+            "need_increase_bytes": rss_peak - self._rss_before - shared,
         }
 
 

@@ -43,7 +43,7 @@ class Outcome:
     samples_per_s: float
     step_s: float
     rss_increase_bytes: float
-    pss_bytes: float
+    need_increase_bytes: float
 
 
 @dataclass
@@ -65,8 +65,8 @@ class Case:
         return self.median(system, "samples_per_s") / self.median(BASELINE, "samples_per_s")
 
     def extra_gradients(self, system: str) -> float:
-        """Peak resident memory beyond the baseline's, in units of the gradients' size."""
-        extra = self.median(system, "rss_increase_bytes") - self.median(BASELINE, "rss_increase_bytes")
+        """Peak memory beyond the baseline's, shared pages divided among their workers, in gradients' sizes."""
+        extra = self.median(system, "need_increase_bytes") - self.median(BASELINE, "need_increase_bytes")
         return extra / self.workload.gradient_bytes
 
 
@@ -143,7 +143,7 @@ def measure(case: Case, system: str, *, quick: bool) -> Outcome:
         samples_per_s=min(result["samples_per_s"] for result in results),
         step_s=max(result["median_step_s"] for result in results),
         rss_increase_bytes=max(result["rss_increase_bytes"] for result in results),
-        pss_bytes=statistics.fmean(result["pss_at_end_bytes"] for result in results),
+        need_increase_bytes=statistics.fmean(result["need_increase_bytes"] for result in results),
     )
 
 
@@ -181,14 +181,16 @@ def print_table(cases: Sequence[Case], systems: Sequence[str]) -> None:
                 f"{ratio:>6} {case.median(system, 'rss_increase_bytes') / 1e6:>6.0f} {extra:>7}"
             )
     print("ratio: samples/s over DDP's. MB: a worker's peak resident memory beyond what it had before the model.")
-    print("extra: that, beyond DDP's, in units of the gradients' size (g); pages shared by workers count in each.")
+    print(
+        "extra: peak memory beyond DDP's, in units of the gradients' size (g), pages that workers share counted once."
+    )
 
 
 def flat_figures(cases: Sequence[Case]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for case in cases:
         for system in case.outcomes:
-            for figure in ("samples_per_s", "step_s", "rss_increase_bytes", "pss_bytes"):
+            for figure in ("samples_per_s", "step_s", "rss_increase_bytes", "need_increase_bytes"):
                 figures[f"{figure}_{system}_{case.name}"] = case.median(system, figure)
             if system != BASELINE and BASELINE in case.outcomes:
                 figures[f"ratio_{system}_{case.name}"] = case.ratio(system)

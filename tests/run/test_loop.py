@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -181,7 +182,7 @@ def batches_of(run: holdfast.Run, model: nn.Module, steps: int) -> list[str]:
         for batch in step:
             loss = F.dropout(model(batch["x"]), 0.5).square().mean()
             loss.backward()
-            found.append(f"{batch.get('names') or batch['meta']} {reference.raw(batch['x']).hex()} {float(loss)!r}")
+            found.append(f"{batch.get('names') or batch['meta']} {reference.raw(batch['x']).hex()} {loss.item()!r}")
         run.optimizer.step()
     return found
 
@@ -474,8 +475,6 @@ def test_a_wrong_number_of_steps_is_answered_at_once(joined: Join, ask: Any) -> 
 
 
 def test_a_run_leaves_no_threads_behind(joined: Join) -> None:
-    import threading
-
     before = set(threading.enumerate())
     run, training = start(joined)
     train(run, training, run.steps(2))

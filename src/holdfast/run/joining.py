@@ -36,6 +36,7 @@ from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.run.listener import Listener, open_server
 from holdfast.run.loop import Run, check_optimizer
 from holdfast.run.mailbox import Mailbox
+from holdfast.run.memory import keep_freed_memory
 from holdfast.run.numerics import check_fingerprint, fingerprint, fix_arithmetic
 from holdfast.run.worker import Connected, LeaveRequested, SnapshotDesk, Worker
 from holdfast.state.snapshot import Holder, Stateful
@@ -79,6 +80,8 @@ def join(
             f"join got a {type(model).__name__} and a {type(optimizer).__name__}",
             hint="holdfast.join(model, optimizer, dataset, batch=...)",
         )
+    exact = Exact(model)
+    check_optimizer(optimizer, exact)
     threads = threads or (environment.threads if environment else 1)
     config = RunConfig(
         batch=batch,
@@ -88,7 +91,7 @@ def join(
         last=last,
         shuffle=shuffle,
         threads=threads,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in exact.parameters),
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)
@@ -98,8 +101,7 @@ def join(
             hint="a script is one run: join once, with all that it trains",
         )
     fix_arithmetic(threads)
-    exact = Exact(model)
-    check_optimizer(optimizer, exact)
+    keep_freed_memory()
     _wake_scalers(model, extras or {})
     holder = Holder(model, optimizer, extras, buffers=exact.base_buffers)
     place = _Place(environment, fingerprint())

@@ -98,7 +98,7 @@ class Run:
 
     def epochs(self, count: int) -> Iterator[Step]:
         """Steps until `count` epochs are over."""
-        if not isinstance(count, int) or count < 0:
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             raise ConfigError(f"epochs({count!r})", hint="give a whole number of epochs")
         return self.steps(count * self.plan.steps_per_epoch)
 
