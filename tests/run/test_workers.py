@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from forked import agreed, forked
 from torch.nn import functional as F
 
 import holdfast
+from holdfast.launch.environment import RUN_DIR
 from holdfast.run import joining
 from holdfast.run.numerics import check_fingerprint, fingerprint
 
@@ -37,6 +41,22 @@ def wait_for_file(path: Path, deadline_s: float = 30.0) -> None:
     deadline = time.monotonic() + deadline_s
     while not path.exists():
         assert time.monotonic() < deadline, f"{path.name} is not there after {deadline_s} s"
+        time.sleep(0.005)
+
+
+def wait_until_registered(worker: str) -> None:
+    events = Path(os.environ[RUN_DIR]) / "events" / f"{worker}.jsonl"
+    deadline = time.monotonic() + 30.0
+    while not (events.exists() and "registered" in events.read_text()):
+        assert time.monotonic() < deadline, f"{worker} has not registered after 30 s"
+        time.sleep(0.005)
+
+
+def let_in(worker: str, joined: Path) -> None:
+    """Called by a survivor at each step: once the spare has registered, go on at a pace at which it can be let in."""
+    wait_until_registered(worker)
+    deadline = time.monotonic() + 0.3  # a view changes between steps: do not wait here for what comes after this one
+    while not joined.exists() and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
@@ -83,8 +103,8 @@ def test_a_death_and_a_joiner_change_no_bit(name: str, tmp_path: Path) -> None:
             die()
 
     def survivor(step: int, shard: int) -> None:
-        if (step, shard) == (4, -1):  # not over before the spare is there
-            wait_for_file(joined)
+        if step >= 3 and shard == -1:
+            let_in("w0.2", joined)
 
     def spare() -> Any:
         wait_for_file(gone)
@@ -122,32 +142,78 @@ def two_loops(at_step: Callable[[int], None]) -> Any:
     loop(5)
     training.model[0].requires_grad_(True)
     training.optimizer.state.clear()
-    loop(8)
+    loop(10)
     run.close()
     return reference.state_of(training)
 
 
-@pytest.mark.parametrize("place", [1, 4, 6])
-def test_a_joiner_does_not_repeat_what_is_done_between_loops(place: int, tmp_path: Path) -> None:
-    """It comes in the first, the second or the third loop, and passes those that were over."""
+@pytest.mark.parametrize("spare_is_there", [False, True], ids=["replacement", "spare"])
+@pytest.mark.parametrize("place", [1, 2, 3, 4, 5, 6])
+def test_a_joiner_does_not_repeat_what_is_done_between_loops(place: int, spare_is_there: bool, tmp_path: Path) -> None:
+    """It comes in the first, the second or the third loop, and passes those that were over: at once or a step later."""
     quiet = agreed(forked(lambda: two_loops(lambda step: None), workers=1))
-    gone, joined = tmp_path / "gone", tmp_path / "joined"
+    begun, gone, joined = tmp_path / "begun", tmp_path / "gone", tmp_path / "joined"
 
     def victim(step: int) -> None:
+        begun.touch()
         if step == place:
+            if spare_is_there:
+                wait_until_registered("w0.2")
             gone.touch()
             die()
 
     def survivor(step: int) -> None:
-        if step == place + 1:
-            wait_for_file(joined)
+        if step > place:
+            let_in("w0.2", joined)
 
     def spare() -> Any:
-        wait_for_file(gone)
+        wait_for_file(begun if spare_is_there else gone)
         return two_loops(lambda step: joined.touch())
 
     bodies = {"w0.1": lambda: two_loops(victim), "w1.1": lambda: two_loops(survivor), "w0.2": spare}
     assert agreed(forked(bodies, size=2)) == quiet
+    assert joined.exists()
+
+
+def test_a_loop_that_is_left_early_is_over_for_a_joiner_too(tmp_path: Path) -> None:
+    """Early stopping by what all workers know: step.metrics. The next loop goes on from there."""
+    gone, joined = tmp_path / "gone", tmp_path / "joined"
+
+    def body(at_step: Callable[[int], None]) -> Any:
+        torch.manual_seed(0)
+        training = sgd(mlp())
+        run = holdfast.join(training.model, training.optimizer, dataset(), batch=BATCH, shards=SHARDS)
+        for until in (100, 9):
+            for step in run.steps(until):
+                at_step(step.number)
+                for x, y in step:
+                    F.cross_entropy(training.model(x), y).backward()
+                    step.record(number=step.number)
+                training.optimizer.step()
+                if until == 100 and step.metrics["number"] >= 3:
+                    break
+            training.optimizer.param_groups[0]["lr"] *= 0.5
+        run.close()
+        return [run.step, reference.state_of(training)]
+
+    def victim(step: int) -> None:
+        if step == 5:
+            gone.touch()
+            die()
+
+    def survivor(step: int) -> None:
+        if step > 5:
+            let_in("w0.2", joined)
+
+    def spare() -> Any:
+        wait_for_file(gone)
+        return body(lambda step: joined.touch())
+
+    quiet = agreed(forked(lambda: body(lambda step: None), workers=1))
+    assert quiet[0] == 9
+    bodies = {"w0.1": lambda: body(victim), "w1.1": lambda: body(survivor), "w0.2": spare}
+    assert agreed(forked(bodies, size=2)) == quiet
+    assert joined.exists()
 
 
 def test_all_workers_die_and_the_next_start_over(tmp_path: Path) -> None:
@@ -199,8 +265,6 @@ def test_other_arithmetic_is_not_let_in_unless_told_otherwise(numerics: str) -> 
         if numerics == "refuse":
             run = holdfast.join(training.model, training.optimizer, dataset(), **options)
         else:
-            import warnings
-
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 run = holdfast.join(training.model, training.optimizer, dataset(), **options)
@@ -221,9 +285,6 @@ def test_other_arithmetic_is_not_let_in_unless_told_otherwise(numerics: str) -> 
 
 def test_a_fingerprint_sees_another_capability_and_not_another_moment() -> None:
     """ATEN_CPU_CAPABILITY is read when torch starts, so this needs a process of its own."""
-    import subprocess
-    import sys
-
     program = (
         "import torch; torch.set_num_threads(1); from holdfast.run.numerics import fingerprint; print(fingerprint())"
     )

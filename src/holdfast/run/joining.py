@@ -34,7 +34,7 @@ from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.sums import Sums
 from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.run.listener import Listener, open_server
-from holdfast.run.loop import Run, check_optimizer
+from holdfast.run.loop import Loops, Run, check_optimizer
 from holdfast.run.mailbox import Mailbox
 from holdfast.run.memory import keep_freed_memory
 from holdfast.run.numerics import check_fingerprint, fingerprint, fix_arithmetic
@@ -45,6 +45,7 @@ from holdfast.state.transfer import serve
 LEDGER_WAIT_S = 60.0
 ALONE_LEASE_S = 3600.0
 SNAPSHOT_WAIT_S = 30.0
+LOOPS = "holdfast.loops"  # our own part of a snapshot's extras
 
 _taken: set[str] = set()  # places of this process: each can be taken once
 
@@ -103,7 +104,8 @@ def join(
     fix_arithmetic(threads)
     keep_freed_memory()
     _wake_scalers(model, extras or {})
-    holder = Holder(model, optimizer, extras, buffers=exact.base_buffers)
+    loops = Loops()
+    holder = Holder(model, optimizer, {**(extras or {}), LOOPS: loops}, buffers=exact.base_buffers)
     place = _Place(environment, fingerprint())
     place.agree(config, numerics)
     if environment is not None:
@@ -118,6 +120,7 @@ def join(
         worker=worker,
         feed=feed,
         events=place.events,
+        loops=loops,
         name=environment.run_dir.name if environment else "",
         non_finite=non_finite,
     )

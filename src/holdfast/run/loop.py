@@ -30,6 +30,21 @@ from holdfast.state.snapshot import Snapshot
 PROGRESS_S = 0.25
 
 
+class Loops:
+    """How many loops over steps the script has been through. Travels with the snapshot: a joiner must know which of
+    them, and of the lines between them, are in the state that it was given."""
+
+    def __init__(self) -> None:
+        self.done = 0  # by the state's account
+        self.passed = 0  # by this process
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        self.done = int(state_dict["done"])
+
+
 class Run:
     """One worker's part in a run. Made by `holdfast.join`."""
 
@@ -44,6 +59,7 @@ class Run:
         worker: Worker,
         feed: LedgerFeed,
         events: EventLog,
+        loops: Loops,
         name: str,
         non_finite: str,
     ) -> None:
@@ -57,13 +73,13 @@ class Run:
         self._feed = feed
         self._events = events
         self._non_finite = non_finite
-        self._started = False
         self._closed = False
         self._pending: m.Compute | None = None
         self._target = 0
         self._end: dict[str, Any] | None = None  # where the last loop ended
         self._open_shard: int | None = None
         self._current: Step | None = None
+        self._loops = loops
         self._arrived: Snapshot | None = None  # the state that I came with, while I pass loops that were over before
         self._optimizer_parameters = check_optimizer(optimizer, exact)
         self._progress_at = 0.0
@@ -112,34 +128,52 @@ class Run:
 
     def _steps(self, count: int) -> Iterator[Step]:
         self._target = max(self._target, count)
+        self._settle()  # a step of a loop that was left with `break`
         if self._arrived is not None:
             # What the script does between two loops was done before this state was taken: not a second time.
             self._worker.go_back_to(self._arrived)
             self._arrived = None
-        while True:
-            directive = self._pending or self._worker.advance()
-            self._pending = None
-            assert isinstance(directive, m.Compute), directive
-            if directive.step >= count:
-                self._pending = directive
-                self._finish(directive.step)
-                if directive.step > count and not self._started:
-                    self._arrived = self._worker.hold(directive.step)
-                return
-            self._started = True
-            self._end = None
-            step = self._current = Step(self, directive)
-            yield step
-            step._check_complete()
-            self._current = None
-            self._exact.rebase()
-            self._worker.tell(m.Applied(step.number))
-            self._report(step)
+        try:
+            while True:
+                directive = self._pending or self._worker.advance()
+                self._pending = None
+                assert isinstance(directive, m.Compute), directive
+                if self._loops.passed < self._loops.done or directive.step >= count:
+                    self._pending = directive
+                    self._finish(directive.step)
+                    return
+                self._end = None
+                step = self._current = Step(self, directive)
+                try:
+                    yield step
+                except GeneratorExit:
+                    step._left = True
+                    raise
+                self._settle()
+        finally:
+            self._loops.passed += 1
+            if self._loops.passed <= self._loops.done:
+                self._arrived = self._worker.hold(self.step)
+            self._loops.done = max(self._loops.done, self._loops.passed)
+
+    def _settle(self) -> None:
+        """The user's lines for the step are done, and it counts as applied."""
+        step = self._current
+        if step is None:
+            return
+        step._check_complete()
+        self._current = None
+        self._exact.rebase()
+        self._worker.tell(m.Applied(step.number))
+        self._report(step)
 
     def _finish(self, step: int) -> None:
-        view = self._worker.machine.view
-        self._end = {"step": step, "digest": self.digest(), "view": view.number if view else 0}
+        self._end = self._position(step)
         self._events.write("reached", **self._end)
+
+    def _position(self, step: int) -> dict[str, Any]:
+        view = self._worker.machine.view
+        return {"step": step, "digest": self.digest(), "view": view.number if view else 0}
 
     def _report(self, step: Step) -> None:
         now = time.monotonic()
@@ -200,6 +234,9 @@ class Run:
             return
         self._closed = True
         self._loader.close()
+        step = self._current
+        if step is not None and step._complete and step._left:
+            self._end = self._position(step.number + 1)  # the script stopped early, with `break`
         if self._end is not None and not failed:
             self._events.write("finished", **self._end)
             self._feed.put(KEY_DONE, encode_json(self._end))
@@ -216,6 +253,7 @@ class Step:
         self._directive: m.Compute | None = directive
         self._begun = False
         self._complete = False
+        self._left = False  # the loop over steps was left in this one
         self.number = directive.step
         self.epoch = run.plan.epoch_of(directive.step)
         self.metrics: Mapping[str, float] = {}

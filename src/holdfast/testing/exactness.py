@@ -97,9 +97,7 @@ class Nemesis:
         victim = self._victim()
         self._say(f"stop {victim} for good")
         send(self._run.pids[victim], signal.SIGSTOP)
-        self._run.wait(
-            lambda: victim not in self._run.members or self._run.step >= self._steps, f"a view without {victim}"
-        )
+        self._run.wait(lambda: victim not in self._run.members or self._ease(), f"a view without {victim}")
 
     def _pause(self) -> None:
         """For a while, shorter or longer than its lease; then it wakes by itself."""
