@@ -14,8 +14,8 @@ from holdfast.membership import messages as m
 from holdfast.membership import view_rules
 from holdfast.membership.machine import Machine, Phase
 from holdfast.membership.view_rules import Decision, LedgerState, Plan
-from holdfast.testing import simulator
-from holdfast.testing.simulator import Violation, simulate
+from holdfast.testing.simulator import Violation, World, simulate
+from holdfast.testing.simulator.ledger import Ledger
 
 SEEDS = 1500
 Patch = pytest.MonkeyPatch
@@ -160,12 +160,12 @@ def ignore_leases(patch: Patch) -> None:
 def set_without_compare(patch: Patch) -> None:
     """The ledger takes any view that is proposed."""
 
-    def put(self: simulator.Ledger, view: View, expected: int) -> None:
+    def put(self: Ledger, view: View, expected: int) -> None:
         self.world.check_view(self.view, view)
         self.view, self.view_revision = view, self.revision + 1
         self.changed()
 
-    patch.setattr(simulator.Ledger, "compare_and_set_view", put)
+    patch.setattr(Ledger, "compare_and_set_view", put)
 
 
 def start_over_too_early(patch: Patch) -> None:
@@ -201,7 +201,7 @@ def join_without_state(patch: Patch) -> None:
 
 def ignore_stamps(patch: Patch) -> None:
     """A worker that slept does not look whether the sums that it read were still those of its step."""
-    patch.setattr(simulator.World, "moved_on", lambda self, number, effect: "")
+    patch.setattr(World, "moved_on", lambda self, number, effect: "")
 
 
 PATCHES: list[Callable[[Patch], None]] = [

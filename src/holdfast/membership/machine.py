@@ -1,7 +1,7 @@
 """A worker's protocol as a machine: events in, effects out. No IO, no clock, no threads.
 
 The machine owns the worker's phase, its view, its position (which steps it has applied, which shards it holds)
-and what it has heard from its peers. The runtime (run/worker.py) and the simulator (testing/simulator.py) drive
+and what it has heard from its peers. The runtime (run/worker.py) and the simulator (testing/simulator) drive
 this same class: they turn what happens into events and perform the effects that come back, in order.
 
 Invariants, checked here with `assert` and in the simulator from outside:

@@ -1,0 +1,178 @@
+"""One simulated process: the shipped machine, the user's loop around it, and what it really holds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.membership import messages as m
+from holdfast.membership.view_rules import LedgerState
+from holdfast.testing.simulator.schedule import Violation
+
+if TYPE_CHECKING:
+    from holdfast.testing.simulator.world import World
+
+
+class Worker:
+    """One simulated process: the shipped machine, the user's loop around it, and what it really holds."""
+
+    def __init__(self, world: World, id: str) -> None:
+        rng = world.rng
+        self.world = world
+        self.id = id
+        schedule = world.schedule
+        self.machine = world.machine_class(
+            id, shards=schedule.shards, digest="same", two_rounds=schedule.two_rounds, timing=world.timing
+        )
+        self.alive = True
+        self.stopped = False
+        self.stops = 0
+        self.busy = False  # the user's loop has the word
+        self.blocked = False  # the runtime itself is in the middle of something
+        self.cut = False  # from the ledger
+        self.finished = False
+        self.inbox: deque[m.Event] = deque()
+        self.ledger_news: LedgerState | None = None  # held back while cut or stopped
+        self.state: int | None = None  # steps applied to the real state
+        self.computed: dict[int, set[int]] = {}
+        self.stamp = (0, -1)  # (view, step) that its sums belong to: peers look at it after they read them
+        self.result: int | None = None  # the step whose reduced gradient is really here
+        self.serving: int | None = None
+        self.reduced = (0, -1)  # (view, step) whose slice it has written
+        self.clock_offset = rng.uniform(-100.0, 100.0)
+        self.clock_rate = rng.uniform(0.95, 1.05)
+        self.speed = rng.choice((0.05, 0.1, 0.1, 0.4))
+
+    def clock(self) -> float:
+        return self.world.now * self.clock_rate + self.clock_offset
+
+    def take(self, event: m.Event) -> None:
+        """An event arrives. While the user's loop computes, or the process is stopped, it waits in line."""
+        if not self.alive or self.finished:
+            return
+        self.inbox.append(event)
+        if not self.busy:
+            self.drain()
+
+    def drain(self) -> None:
+        """Handle what has come so far, as the runtime does before it hands the word to the user's loop."""
+        while self.inbox and self.alive and not (self.blocked or self.stopped or self.finished):
+            event = self.inbox.popleft()
+            for effect in self.machine.handle(event, self.clock()):
+                self.world.trace(self.id, "does", effect)
+                self.perform(effect)
+
+    def work(self, duration_s: float, then: Callable[[], m.Event | None], *, blocked: bool = False) -> None:
+        """The main thread is busy for a while, longer if the process is stopped meanwhile."""
+        self.busy = True
+        self.blocked = blocked
+
+        def finish() -> None:
+            if not self.alive:
+                return
+            if self.stopped:
+                self.world.after(0.05, finish)
+                return
+            self.busy = self.blocked = False
+            event = then()
+            if event is not None:
+                self.inbox.appendleft(event)
+            self.drain()
+
+        self.world.after(duration_s, finish)
+
+    def perform(self, effect: m.Effect) -> None:
+        getattr(self, "_" + type(effect).__name__.lower())(effect)
+
+    def _register(self, effect: m.Register) -> None:
+        self.world.ledger_call(self, lambda: self.world.ledger.register(self.id) if self.alive else None)
+
+    def _deregister(self, effect: m.Deregister) -> None:
+        self.world.ledger_call(self, lambda: self.world.ledger.deregister(self.id, dead=False))
+
+    def _propose(self, effect: m.Propose) -> None:
+        self.world.ledger_call(self, lambda: self.world.ledger.compare_and_set_view(effect.view, effect.expected))
+
+    def _open(self, effect: m.Open) -> None:
+        self.world.network.open(self, effect.view)
+
+    def _drop(self, effect: m.Drop) -> None:
+        self.world.network.drop(self, effect.view)
+
+    def _broadcast(self, effect: m.Broadcast) -> None:
+        view = self.machine.view
+        assert view is not None
+        for peer in view.members:
+            if peer != self.id:
+                self.world.network.send(self, peer, view, effect.message)
+
+    def _give(self, effect: m.Give) -> None:
+        if self.result != effect.step:
+            raise Violation(f"{self.id} is to give the gradient of step {effect.step}, and has that of {self.result}")
+        view = self.machine.view
+        assert view is not None
+        self.world.network.send(self, effect.to, view, m.Result(effect.step))
+
+    def _serve(self, effect: m.Serve) -> None:
+        if self.machine.next == 0 and self.state is None:
+            self.state = 0  # the first state is the script's own
+        if self.state != effect.step:
+            raise Violation(f"{self.id} serves step {effect.step} but is at {self.state}")
+        self.serving = effect.step
+
+    def _fetch(self, effect: m.Fetch) -> None:
+        self.world.fetch(self, effect)
+
+    def _compute(self, effect: m.Compute) -> None:
+        if self.state is None:
+            self.world.check_origin(self, effect.step)
+            self.state = effect.step
+        if self.state != effect.step:
+            raise Violation(f"{self.id} computes step {effect.step} with the weights of step {self.state}")
+        self.stamp = (self.world.number_of(self), effect.step)
+        oldest = effect.step if self.world.schedule.two_rounds else effect.step - 1  # one round: two sets of sums
+        self.computed = {step: shards for step, shards in self.computed.items() if step >= oldest}
+
+        def then() -> m.Event:
+            self.computed.setdefault(effect.step, set()).update(effect.shards)
+            return m.Computed(effect.step)
+
+        self.work(0.001 + len(effect.shards) * self.speed * self.world.rng.uniform(0.5, 1.5), then)
+
+    def _reduce(self, effect: m.Reduce) -> None:
+        number = self.world.number_of(self)
+
+        def then() -> m.Event:
+            moved = self.world.moved_on(number, effect)
+            if moved:
+                return m.ReductionFailed(effect.step, moved, "it has moved on")
+            lost = self.world.broke_off(self, number, effect)
+            if lost:
+                return m.ReductionFailed(effect.step, lost, "it closed the connection")
+            self.world.check_reduction(effect)
+            self.reduced = (number, effect.step)
+            return m.Reduced(effect.step)
+
+        self.work(self.world.rng.uniform(0.0, 0.02), then, blocked=True)
+
+    def _commit(self, effect: m.Commit) -> None:
+        if not effect.received:
+            self.world.check_commit(self, effect.step)
+        self.result = effect.step
+        self.serving = None
+
+        def then() -> m.Event | None:
+            if self.state != effect.step:
+                raise Violation(f"{self.id} applies step {effect.step} to a state that has had {self.state} steps")
+            self.state = effect.step + 1
+            self.world.applied(self, effect.step)
+            if self.state == self.world.schedule.steps:
+                self.world.finish(self)
+                return None
+            return m.Applied(effect.step)
+
+        self.work(self.world.rng.uniform(0.001, 0.05), then)
+
+    def _end(self, effect: m.End) -> None:
+        self.world.ended(self, effect)
