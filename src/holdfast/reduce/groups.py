@@ -40,6 +40,13 @@ class Connection:
     outbox: bytearray = field(default_factory=bytearray)
     paused: bool = False  # what comes next is bulk data, which `exchange` reads
 
+    def close(self) -> None:
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+        if self.arena is not None:
+            self.arena.close()
+
 
 @dataclass(frozen=True)
 class Said:
@@ -64,6 +71,7 @@ class Group:
         self._by_fd: dict[int, Connection] = {}
         self._poll = select.poll()
         self._early: list[bytes] = []  # broadcast before a connection was there
+        self.closed = False
 
     @property
     def complete(self) -> bool:
@@ -201,12 +209,9 @@ class Group:
         """Close all connections, so that every peer notices at once. References are dropped first and last."""
         connections, self.connections, self._by_fd = self.connections, {}, {}
         for connection in connections.values():
-            with suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
-            connection.sock.close()
-            if connection.arena is not None:
-                connection.arena.close()
+            connection.close()
         self._poll = select.poll()
+        self.closed = True
 
 
 class _Exchange:

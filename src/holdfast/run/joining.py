@@ -36,9 +36,11 @@ from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.run.listener import Listener, open_server
 from holdfast.run.loop import Loops, Run, check_optimizer
 from holdfast.run.mailbox import Mailbox
+from holdfast.run.meeting import Connected
 from holdfast.run.memory import keep_freed_memory
 from holdfast.run.numerics import check_fingerprint, fingerprint, fix_arithmetic
-from holdfast.run.worker import Connected, LeaveRequested, SnapshotDesk, Worker
+from holdfast.run.snapshot_desk import SnapshotDesk
+from holdfast.run.worker import LeaveRequested, Worker
 from holdfast.state.snapshot import Holder, Stateful
 from holdfast.state.transfer import serve
 
@@ -305,7 +307,7 @@ def _end_with_process(run: Run, place: _Place) -> None:
             previous(kind, error, trace)
             return
         failed = True
-        place.events.write("failed", reason=f"{kind.__name__}: {error}")
+        place.events.write("failed", reason=f"{kind.__name__}: {error}".partition("\n")[0])
         previous(kind, error, trace)
         if "deterministic implementation" in str(error):
             print(

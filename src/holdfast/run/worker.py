@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import select
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,72 +16,33 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from holdfast.core.errors import Evicted, PeerError, ProtocolError, Stopped
-from holdfast.core.words import Registration, View
+from holdfast.core.words import Registration
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.membership.codec import encode
 from holdfast.membership.machine import Machine
 from holdfast.modes.exact import Exact
 from holdfast.reduce.arena import Arena
-from holdfast.reduce.groups import BrokenGroup, Connection, Gone, Group, Said
+from holdfast.reduce.groups import BrokenGroup, Gone, Group, Said
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.network import Network
 from holdfast.reduce.reduction import Brought, Kept, Path, bring, mean_metrics, present_in
 from holdfast.reduce.shared_memory import SharedMemory
 from holdfast.reduce.sums import Sums
 from holdfast.run.ledger_feed import LedgerFeed, LedgerNews
-from holdfast.run.listener import Hello, dial, dial_snapshot
+from holdfast.run.listener import dial_snapshot
 from holdfast.run.mailbox import Mailbox
+from holdfast.run.meeting import Connected, Meeting, Unreachable
+from holdfast.run.snapshot_desk import SnapshotDesk
 from holdfast.state.snapshot import Holder, Snapshot
 from holdfast.state.transfer import fetch
 
 TICK_S = 0.2
-PARKED_VIEWS_MAX = 8
-
-
-@dataclass(frozen=True)
-class Connected:
-    view: int
-    connection: Connection
-
-
-@dataclass(frozen=True)
-class Unreachable:
-    view: int
-    peer: str
-    reason: str
 
 
 @dataclass(frozen=True)
 class LeaveRequested:
     pass
-
-
-class SnapshotDesk:
-    """Where joiners' connections find the snapshot: put there by the loop, read by the listener's threads."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._offered: tuple[int, Snapshot] | None = None
-        self._view = 0
-
-    def offer(self, view: int, snapshot: Snapshot) -> None:
-        with self._changed:
-            self._offered = (view, snapshot)
-            self._changed.notify_all()
-
-    def withdraw(self) -> None:
-        with self._changed:
-            self._offered = None
-            self._changed.notify_all()
-
-    def wait_for(self, view: int, timeout_s: float) -> Snapshot | None:
-        """The snapshot of that view, which may be offered a little later than it is asked for."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._offered is not None and self._offered[0] >= view, timeout_s)
-            if self._offered is None or self._offered[0] != view:
-                return None
-            return self._offered[1]
 
 
 class Worker:
@@ -120,11 +80,11 @@ class Worker:
         self._network = network
         self._small = small
         self._clock = clock
+        self._meeting = Meeting(machine.me, secret, mailbox, None if network else arena)
         self._group: Group | None = None
         self._path: Path | None = None
         self._layout: Layout | None = None
         self._registrations: Mapping[str, Registration] = {}
-        self._parked: dict[int, dict[str, Connection]] = {}
         self._notes: dict[int, dict[str, Brought]] = {}  # step -> member -> what it brings
         self._queue: deque[m.Event] = deque()
         self._directive: m.Compute | m.Commit | None = None
@@ -228,33 +188,12 @@ class Worker:
                 self._registrations = item.registrations
                 self._queue.append(m.LedgerSaw(item.state))
             elif isinstance(item, Connected):
-                self._connected(item)
+                self._meeting.connected(item)
             elif isinstance(item, Unreachable):
                 self._queue.append(m.PeerLost(item.view, item.peer, item.reason))
             else:
                 assert isinstance(item, LeaveRequested)
                 self._queue.append(m.LeaveAsked())
-
-    def _connected(self, item: Connected) -> None:
-        group = self._group
-        peer = item.connection.peer
-        if group is not None and group.view.number == item.view:
-            if peer in group.view.members and peer not in group.connections:
-                self._adopt(group, item.connection)
-            else:
-                item.connection.sock.close()
-            return
-        current = group.view.number if group is not None else self.machine._number()
-        if item.view <= current or len(self._parked) >= PARKED_VIEWS_MAX:  # fence: an old view is over
-            item.connection.sock.close()
-            return
-        self._parked.setdefault(item.view, {})[peer] = item.connection
-
-    def _adopt(self, group: Group, connection: Connection) -> None:
-        if not self._network and connection.arena is None:
-            self._queue.append(m.PeerLost(group.view.number, connection.peer, "it did not share its memory"))
-            return
-        group.add(connection)
 
     # ---- effects
 
@@ -272,43 +211,13 @@ class Worker:
         self._feed.propose(effect.view, effect.expected)
 
     def _open(self, effect: m.Open) -> None:
-        """Connect to the members before me; those behind me connect to me."""
-        view, me = effect.view, self.machine.me
-        self._close_group()
-        group = self._group = Group(view, me)
-        group.watch(self._mailbox.fd)
+        view = effect.view
+        self._drop()
         self._notes = {}
-        for number in [number for number in self._parked if number < view.number]:
-            for connection in self._parked.pop(number).values():
-                connection.sock.close()
-        for connection in self._parked.pop(view.number, {}).values():
-            if connection.peer in view.members:
-                self._adopt(group, connection)
-            else:
-                connection.sock.close()
-        rank = view.rank(me)
-        for peer in view.members[:rank]:
-            registration = self._registrations.get(peer)
-            if registration is None:
-                self._queue.append(m.PeerLost(view.number, peer, "it is not registered"))
-                continue
-            threading.Thread(
-                target=self._dial, args=(view, registration), name=f"holdfast-dial-{peer}", daemon=True
-            ).start()
+        self._group = self._meeting.open(view, self._registrations)
         self._events.write(
             "view", view=view.number, members=list(view.members), reason=view.reason, step=self.machine.next
         )
-
-    def _dial(self, view: View, registration: Registration) -> None:
-        try:
-            hello = Hello("group", view.number, self.machine.me)
-            connection = dial(registration.address, self._secret, hello, arena=None if self._network else self._arena)
-            if connection.peer != registration.id:
-                connection.sock.close()
-                raise PeerError(f"{connection.peer} answered instead")
-            self._mailbox.put(Connected(view.number, connection))
-        except PeerError as error:
-            self._mailbox.put(Unreachable(view.number, registration.id, error.message))
 
     def _drop_effect(self, effect: m.Drop) -> None:
         if effect.peer:
@@ -317,10 +226,8 @@ class Worker:
         self._drop()
 
     def _drop(self) -> None:
+        """Close the group, if there is one, so that its other members notice."""
         self._desk.withdraw()
-        self._close_group()
-
-    def _close_group(self) -> None:
         group, self._group, self._path = self._group, None, None
         if group is not None:
             group.close()

@@ -1,0 +1,98 @@
+"""Bringing the members of a view together: who dials whom, and what to do with a connection that comes too early.
+
+The member behind dials the one before it, so each pair has one connection. Another worker may learn of a view
+sooner and dial before we know that view: its connection is parked until we do. One for a view that is over is closed.
+Belongs to the thread of the user's loop; dialling happens in short-lived threads that report to the mailbox.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.core.errors import PeerError
+from holdfast.core.words import Registration, View
+from holdfast.reduce.arena import Arena
+from holdfast.reduce.groups import Connection, Group
+from holdfast.run.listener import Hello, dial
+from holdfast.run.mailbox import Mailbox
+
+PARKED_VIEWS_MAX = 8
+
+
+@dataclass(frozen=True)
+class Connected:
+    view: int
+    connection: Connection
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    view: int
+    peer: str
+    reason: str
+
+
+class Meeting:
+    """`arena` is what we share with peers on this host; None where gradients travel over connections."""
+
+    def __init__(self, me: str, secret: bytes, mailbox: Mailbox, arena: Arena | None) -> None:
+        self._me = me
+        self._secret = secret
+        self._mailbox = mailbox
+        self._arena = arena
+        self._group: Group | None = None
+        self._newest = 0
+        self._parked: dict[int, dict[str, Connection]] = {}
+
+    def open(self, view: View, registrations: Mapping[str, Registration]) -> Group:
+        """Start to connect to all members. Connections and failures arrive in the mailbox."""
+        group = self._group = Group(view, self._me)
+        self._newest = view.number
+        group.watch(self._mailbox.fd)
+        for number in [number for number in self._parked if number < view.number]:
+            for connection in self._parked.pop(number).values():
+                connection.close()
+        for connection in self._parked.pop(view.number, {}).values():
+            self._adopt(group, connection)
+        for peer in view.members[: view.rank(self._me)]:
+            registration = registrations.get(peer)
+            if registration is None:
+                self._mailbox.put(Unreachable(view.number, peer, "it is not registered"))
+                continue
+            threading.Thread(
+                target=self._dial, args=(view, registration), name=f"holdfast-dial-{peer}", daemon=True
+            ).start()
+        return group
+
+    def connected(self, item: Connected) -> None:
+        """A connection was made: it is for the group, for a view to come, or for one that is over."""
+        group = self._group
+        if group is not None and item.view == group.view.number and not group.closed:
+            self._adopt(group, item.connection)
+        elif item.view <= self._newest or len(self._parked) >= PARKED_VIEWS_MAX:  # fence: an old view is over
+            item.connection.close()
+        else:
+            self._parked.setdefault(item.view, {})[item.connection.peer] = item.connection
+
+    def _adopt(self, group: Group, connection: Connection) -> None:
+        peer = connection.peer
+        if peer not in group.view.members or peer in group.connections:
+            connection.close()
+        elif self._arena is not None and connection.arena is None:
+            connection.close()
+            self._mailbox.put(Unreachable(group.view.number, peer, "it did not share its memory"))
+        else:
+            group.add(connection)
+
+    def _dial(self, view: View, registration: Registration) -> None:
+        try:
+            hello = Hello("group", view.number, self._me)
+            connection = dial(registration.address, self._secret, hello, arena=self._arena)
+            if connection.peer != registration.id:
+                connection.close()
+                raise PeerError(f"{connection.peer} answered instead")
+            self._mailbox.put(Connected(view.number, connection))
+        except PeerError as error:
+            self._mailbox.put(Unreachable(view.number, registration.id, error.message))

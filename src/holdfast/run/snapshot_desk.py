@@ -1,0 +1,33 @@
+"""Where joiners' connections find the snapshot: put there by the loop, read by the listener's threads."""
+
+from __future__ import annotations
+
+import threading
+
+from holdfast.state.snapshot import Snapshot
+
+
+class SnapshotDesk:
+    """Holds at most one snapshot, of one view, from when the view is level until its step commits."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._offered: tuple[int, Snapshot] | None = None
+
+    def offer(self, view: int, snapshot: Snapshot) -> None:
+        with self._changed:
+            self._offered = (view, snapshot)
+            self._changed.notify_all()
+
+    def withdraw(self) -> None:
+        with self._changed:
+            self._offered = None
+            self._changed.notify_all()
+
+    def wait_for(self, view: int, timeout_s: float) -> Snapshot | None:
+        """The snapshot of that view, which may be offered a little later than it is asked for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._offered is not None and self._offered[0] >= view, timeout_s)
+            if self._offered is None or self._offered[0] != view:
+                return None
+            return self._offered[1]
