@@ -1,0 +1,8 @@
+"""Finds what tests/run has: the fork harness."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "run"))

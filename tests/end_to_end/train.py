@@ -1,0 +1,53 @@
+"""The exactness training as a user's script: `python train.py`, or under an agent. Prints the digest of its weights.
+
+In slot 1 it can pretend to be a machine with another arithmetic, in slot 2 a script with other settings.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+WORKER = os.environ.get("HOLDFAST_WORKER", "")
+FIRST = os.environ.get("TEST_FIRST", "")  # a file: strangers come after the first worker has joined
+STRANGER = bool(FIRST) and not WORKER.startswith("w0.")
+
+if STRANGER and WORKER.startswith("w1."):
+    os.environ["ATEN_CPU_CAPABILITY"] = "default"
+
+import torch  # noqa: E402
+
+import holdfast  # noqa: E402
+from holdfast.testing import exactness_script  # noqa: E402
+
+join = holdfast.join
+runs: list[holdfast.Run] = []
+
+
+def joining(*arguments: Any, **options: Any) -> holdfast.Run:
+    while STRANGER and not Path(FIRST).exists():
+        time.sleep(0.01)
+    if STRANGER and WORKER.startswith("w2."):
+        options["batch"] *= 2
+    runs.append(join(*arguments, **options))
+    if FIRST:
+        Path(FIRST).touch()
+    return runs[0]
+
+
+def main(arguments: list[str]) -> str:
+    """Train; the digest."""
+    sys.argv = [__file__, *arguments]
+    holdfast.join = joining
+    torch.manual_seed(0)
+    exactness_script.main()
+    digest = runs[0].digest()
+    runs.pop().close()
+    return digest
+
+
+if __name__ == "__main__":
+    print("digest", main(sys.argv[1:]))
