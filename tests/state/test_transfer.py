@@ -191,7 +191,7 @@ def test_a_state_that_changed_meanwhile_is_noticed() -> None:
     held = snapshot()
     held.digest()
     held.tensors[0][0] = 7.0  # optimizer.step() came too early
-    with served(good(held)) as socks, pytest.raises(IntegrityError, match="arrived with the digest"):
+    with served(good(held)) as socks, pytest.raises(PeerError, match="not those that it promised"):
         fetch(socks, bytes_max=BIG)
 
 

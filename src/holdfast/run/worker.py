@@ -11,12 +11,13 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
-from holdfast.core.errors import Evicted, PeerError, ProtocolError, Stopped
-from holdfast.core.words import Registration
+from holdfast.core.errors import Evicted, IntegrityError, PeerError, ProtocolError, Stopped
+from holdfast.core.words import Registration, View, slot_of
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.membership.codec import encode
@@ -38,6 +39,7 @@ from holdfast.state.snapshot import Holder, Snapshot
 from holdfast.state.transfer import fetch
 
 TICK_S = 0.2
+SOURCES_MAX = 2  # peers that a joiner fetches from at once
 
 
 @dataclass(frozen=True)
@@ -321,23 +323,26 @@ class Worker:
         view = self.machine.view
         assert view is not None
         started = self._clock()
-        socks: list[socket.socket] = []
-        try:
-            names = []
-            for source in effect.sources:
-                registration = self._registrations.get(source)
-                if registration is not None:
-                    socks.append(dial_snapshot(registration.address, self._secret, view.number, self.machine.me))
-                    names.append(source)
-            snapshot = fetch(socks, bytes_max=self._snapshot_bytes_max, expect_step=effect.step, names=names)
-            self._holder.restore(snapshot)
-            self._exact.rebase()
-        except PeerError as error:
-            self._queue.append(m.PeerLost(view.number, effect.sources[0], error.message))
+        sources = self._dial_sources(view, effect.sources)
+        if not sources:
+            self._queue.append(m.PeerLost(view.number, effect.sources[0], "it cannot be reached"))
             return
+        try:
+            snapshot = fetch(
+                list(sources.values()),
+                bytes_max=self._snapshot_bytes_max,
+                expect_step=effect.step,
+                names=list(sources),
+                place=self._holder.place,
+            )
+        except (PeerError, IntegrityError) as error:
+            # Parameters are received where they live: what was begun cannot be used, neither now nor as a start.
+            self._leave(m.End("evicted", f"the snapshot did not arrive: {error.message}"))
         finally:
-            for sock in socks:
+            for sock in sources.values():
                 sock.close()
+        self._holder.restore(snapshot, adopt=True)
+        self._exact.rebase()
         self._events.write(
             "joined",
             view=view.number,
@@ -346,6 +351,18 @@ class Worker:
             bytes=snapshot.nbytes,
         )
         self._queue.appendleft(m.Loaded(effect.step))
+
+    def _dial_sources(self, view: View, sources: Sequence[str]) -> dict[str, socket.socket]:
+        """A few of them, not the same ones for every joiner: each must hash its state, and they share one memory."""
+        first = slot_of(self.machine.me) % len(sources)
+        dialled: dict[str, socket.socket] = {}
+        for source in [*sources[first:], *sources[:first]]:
+            registration = self._registrations.get(source)
+            if registration is None or len(dialled) == SOURCES_MAX:
+                continue
+            with suppress(PeerError):
+                dialled[source] = dial_snapshot(registration.address, self._secret, view.number, self.machine.me)
+        return dialled
 
     def _compute(self, effect: m.Compute) -> None:
         self._directive = effect

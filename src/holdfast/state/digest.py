@@ -38,13 +38,13 @@ def weights_digest(model: torch.nn.Module) -> str:
 
 
 def state_digest(snapshot: Snapshot) -> str:
-    """Of everything in a snapshot: step, tree, and the tensors as they lie in memory."""
+    """Of everything in a snapshot: step, tree, specs, and the digests of its chunks."""
+    specs = [spec_of(tensor).to_json() for tensor in snapshot.tensors]
     hasher = xxhash.xxh3_128()
-    head = json.dumps([snapshot.step, len(snapshot.tree), len(snapshot.tensors)])
-    hasher.update(head.encode())
+    hasher.update(json.dumps([snapshot.step, len(snapshot.tree), specs]).encode())
     hasher.update(snapshot.tree)
-    for tensor in snapshot.tensors:
-        _update(hasher, "", tensor, spec_of(tensor))
+    for _, digest in sorted(snapshot.chunk_digests().items()):
+        hasher.update(digest)
     return hasher.hexdigest()
 
 

@@ -73,8 +73,8 @@ def check_optimizer(sent: Any, optimizer: torch.optim.Optimizer, parameters: Map
             )
 
 
-def restore_optimizer(sent: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Loads what `check_optimizer` has found to fit."""
+def restore_optimizer(sent: dict[str, Any], optimizer: torch.optim.Optimizer, *, adopt: bool = False) -> None:
+    """Loads what `check_optimizer` has found to fit: copies of the tensors, or with `adopt` the tensors themselves."""
     packed = dict(sent["packed"])
     # Copies, since torch deep-copies groups, and a deep copy of one received tensor copies the whole block it is in.
     packed["param_groups"] = copied(packed["param_groups"])
@@ -90,19 +90,19 @@ def restore_optimizer(sent: dict[str, Any], optimizer: torch.optim.Optimizer) ->
     owners = dict(zip(numbers, mine, strict=True))
     for number, value in packed["state"].items():
         owner = owners.get(number, number)
-        optimizer.state[owner] = _placed(value, optimizer.state.get(owner))
+        optimizer.state[owner] = _placed(value, optimizer.state.get(owner), copy=not adopt)
 
 
-def _placed(sent: Any, loaded: Any) -> Any:
-    """`sent`, copied bit for bit, its tensors on the devices where torch put them when it loaded them."""
+def _placed(sent: Any, loaded: Any, *, copy: bool) -> Any:
+    """`sent`, bit for bit, its tensors on the devices where torch put them when it loaded them."""
     if isinstance(sent, torch.Tensor):
         device = loaded.device if isinstance(loaded, torch.Tensor) else sent.device
-        return sent.to(device, copy=True)
+        return sent.to(device, copy=copy)
     there: Any
     if isinstance(sent, dict) and not isinstance(sent, Counter):
         there = loaded if isinstance(loaded, dict) else {}
-        return {key: _placed(item, there.get(key)) for key, item in sent.items()}
+        return {key: _placed(item, there.get(key), copy=copy) for key, item in sent.items()}
     if type(sent) in (list, tuple):
         there = loaded if isinstance(loaded, (list, tuple)) and len(loaded) == len(sent) else [None] * len(sent)
-        return type(sent)(_placed(item, other) for item, other in zip(sent, there, strict=True))
+        return type(sent)(_placed(item, other, copy=copy) for item, other in zip(sent, there, strict=True))
     return sent

@@ -13,7 +13,7 @@ A Holder belongs to the thread that runs the user's loop. A Snapshot is immutabl
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,8 +22,9 @@ import torch
 from holdfast.core.errors import ConfigError, ProtocolError
 from holdfast.state.codec import flatten, pack_tree, unflatten, unpack_tree
 from holdfast.state.digest import state_digest
-from holdfast.state.layout import dtype_name, readable, spec_of
+from holdfast.state.layout import TensorSpec, allocate, dtype_name, readable, spec_of
 from holdfast.state.optimizer import capture_optimizer, check_optimizer, copied, restore_optimizer
+from holdfast.state.space import Space
 
 _PARTS = ("parameters", "requires_grad", "buffers", "modules", "optimizer", "extras")
 _SAME_SCRIPT = "every worker of a run must build the same model, optimizer and extras before holdfast.join"
@@ -44,6 +45,7 @@ class Snapshot:
     step: int
     tree: bytes
     tensors: tuple[torch.Tensor, ...]
+    _chunks: dict[tuple[int, int], bytes] = field(default_factory=dict, repr=False)  # digests, once computed
     _digest: str = field(default="", init=False, repr=False)
 
     @property
@@ -51,8 +53,15 @@ class Snapshot:
         """Of the tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
+    def chunk_digests(self) -> dict[tuple[int, int], bytes]:
+        """The digest of each chunk of the tensors' memory, computed at the first call and then kept."""
+        if not self._chunks:
+            space = Space(self.tensors)
+            self._chunks.update({chunk: space.digest(*chunk) for chunk in space.chunks()})
+        return self._chunks
+
     def digest(self) -> str:
-        """Computed at the first call and then kept."""
+        """Of everything: step, tree, and the tensors as they lie in memory. Kept after the first call."""
         if not self._digest:
             self._digest = state_digest(self)
         return self._digest
@@ -99,8 +108,30 @@ class Holder:
         tree, tensors = flatten(state, sort=True)
         return Snapshot(step, pack_tree(tree), tuple(tensors))
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Makes this worker's state that of the snapshot, bit for bit. ConfigError if it is of another model."""
+    def place(self, tree: bytes, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+        """Where a snapshot's tensors may be received: parameters where they live, everything else in new memory.
+
+        Pages of new memory cost as much as the bytes that come, so as little as can be is new.
+        """
+        places: list[torch.Tensor | None] = [None] * len(specs)
+        state = unflatten(unpack_tree(tree), list(range(len(specs))))  # type: ignore[arg-type]
+        parameters = state.get("parameters") if isinstance(state, dict) else None
+        for name, parameter in self._model.named_parameters():
+            index = parameters.get(name) if isinstance(parameters, dict) else None
+            if type(index) is int and parameter.device.type == "cpu" and places[index] is None:
+                live = parameter.detach()
+                if readable(live, name).data_ptr() == live.data_ptr() and spec_of(live) == specs[index]:
+                    places[index] = live
+        for index, tensor in enumerate(places):
+            if tensor is None:
+                (places[index],) = allocate([specs[index]])
+        return [tensor for tensor in places if tensor is not None]
+
+    def restore(self, snapshot: Snapshot, *, adopt: bool = False) -> None:
+        """Makes this worker's state that of the snapshot, bit for bit. ConfigError if it is of another model.
+
+        `adopt`: the snapshot's tensors are nobody else's, and may become the optimizer's own.
+        """
         state = unflatten(unpack_tree(snapshot.tree), snapshot.tensors)
         if not isinstance(state, dict) or tuple(sorted(state)) != tuple(sorted(_PARTS)):
             raise ProtocolError("the snapshot does not have the parts of a training state")
@@ -118,13 +149,14 @@ class Holder:
 
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.copy_(state["parameters"][name])
+                if parameter.data_ptr() != state["parameters"][name].data_ptr():
+                    parameter.copy_(state["parameters"][name])
                 parameter.requires_grad_(bool(state["requires_grad"][name]))
             for name, buffer in buffers.items():
                 _write(buffer, state["buffers"][name])
         for name, module in modules.items():
             module.set_extra_state(copied(state["modules"][name]))
-        restore_optimizer(state["optimizer"], self._optimizer)
+        restore_optimizer(state["optimizer"], self._optimizer, adopt=adopt)
         # Last: a scheduler may write to the optimizer when it is loaded, and then means to.
         for name, extra in self._extras.items():
             _restore_extra(name, extra, state["extras"][name])

@@ -12,17 +12,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import xxhash
 
 from holdfast.core.errors import HoldfastError, IntegrityError, PeerError, ProtocolError
-from holdfast.state.layout import allocate, memory_of
+from holdfast.state.layout import TensorSpec, allocate
 from holdfast.state.snapshot import Snapshot
+from holdfast.state.space import Space
 from holdfast.state.wire import (
     CHECK_BYTES,
     MANIFEST_BYTES_MAX,
@@ -38,12 +38,6 @@ from holdfast.state.wire import (
     decode_reply,
     encode_reply,
 )
-
-CHUNK_BYTES = 16 * 2**20
-_CHUNK_BYTES_MIN = 2**20
-_CHUNKS_PER_PEER = 4  # enough that a peer of half the speed delays the end by little
-_PIECE_BYTES = 2**18  # hashed while it is in the cache: measured faster than 1 or 4 MiB
-_PIECE_VIEWS = 64  # tiny tensors travel together; far below the kernel's IOV_MAX
 
 
 class Deadline:
@@ -62,44 +56,13 @@ class Deadline:
         sock.settimeout(min(self._stall_s, left))
 
 
-class _Space:
-    """The tensors' memory as one run of bytes: a virtual concatenation, never a real one."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._views = [memory for memory in map(memory_of, tensors) if len(memory)]
-        self._starts: list[int] = []
-        self.nbytes = 0
-        for view in self._views:
-            self._starts.append(self.nbytes)
-            self.nbytes += len(view)
-
-    def pieces(self, start: int, stop: int) -> Iterator[list[memoryview]]:
-        """The memory of [start, stop) as lists of views, each list small enough to move and hash at once."""
-        piece: list[memoryview] = []
-        room = _PIECE_BYTES
-        index = bisect_right(self._starts, start) - 1
-        while start < stop:
-            offset = start - self._starts[index]
-            view = self._views[index][offset : offset + min(room, stop - start)]
-            piece.append(view)
-            start += len(view)
-            room -= len(view)
-            if offset + len(view) == len(self._views[index]):
-                index += 1
-            if not room or len(piece) == _PIECE_VIEWS:
-                yield piece
-                piece, room = [], _PIECE_BYTES
-        if piece:
-            yield piece
-
-
 def serve(sock: socket.socket, snapshot: Snapshot, *, stall_s: float = 10.0, total_s: float = 600.0) -> int:
     """Answers a joiner until it says good-bye or hangs up; returns how many tensor bytes were sent.
 
     Runs in a thread of its own beside the user's loop. PeerError when the joiner stalls or breaks the protocol.
     """
     deadline = Deadline(stall_s, total_s)
-    space, sent = _Space(snapshot.tensors), 0
+    space, sent = Space(snapshot.tensors), 0
     try:
         while True:
             data = _receive_request(sock, deadline)
@@ -116,20 +79,19 @@ def serve(sock: socket.socket, snapshot: Snapshot, *, stall_s: float = 10.0, tot
                 sentence = f"the snapshot has {space.nbytes} bytes, not {request.stop}"
                 _reply(sock, deadline, sentence.encode(), Status.REFUSED)
             else:
-                _send_range(sock, deadline, space, request)
+                _send_range(sock, deadline, snapshot, space, request)
                 sent += request.stop - request.start
     except OSError as error:
         raise PeerError(f"the joiner is gone or does not read: {error}") from error
 
 
-def _send_range(sock: socket.socket, deadline: Deadline, space: _Space, request: Request) -> None:
-    hasher = xxhash.xxh3_128()
+def _send_range(sock: socket.socket, deadline: Deadline, snapshot: Snapshot, space: Space, request: Request) -> None:
+    """The digest is the one that the summary was made of: bytes that changed since then are noticed."""
     _send(sock, deadline, [memoryview(encode_reply(Status.OK, request.stop - request.start))])
     for piece in space.pieces(request.start, request.stop):
-        for view in piece:
-            hasher.update(view)
         _send(sock, deadline, piece)
-    _send(sock, deadline, [memoryview(hasher.digest())])
+    known = snapshot.chunk_digests().get((request.start, request.stop))
+    _send(sock, deadline, [memoryview(known or space.digest(request.start, request.stop))])
 
 
 def fetch(
@@ -140,8 +102,12 @@ def fetch(
     names: Sequence[str] | None = None,
     stall_s: float = 10.0,
     total_s: float = 600.0,
+    place: Callable[[bytes, Sequence[TensorSpec]], list[torch.Tensor]] | None = None,
 ) -> Snapshot:
     """The snapshot that all these peers hold. `names` are for messages; `bytes_max` bounds the tensors' memory.
+
+    `place`, given the tree and the tensors' specs, says where the tensors go; by default into memory of their own.
+    It is written to while they arrive, so after an error its content is undefined.
 
     IntegrityError if the peers hold different states or the bytes are not those promised, ProtocolError if the
     snapshot is not of `expect_step` or larger than `bytes_max`, PeerError if no peer is left to ask.
@@ -154,20 +120,20 @@ def fetch(
     if summary.nbytes > bytes_max:
         raise ProtocolError(f"a snapshot of {summary.nbytes} bytes where at most {bytes_max} are expected")
     manifest = _first_manifest(peers, summary, bytes_max)
-    tensors = allocate(manifest.specs)
-    space = _Space(tensors)
+    tensors = place(manifest.tree, manifest.specs) if place else allocate(manifest.specs)
+    space = Space(tensors)
     assert space.nbytes == summary.nbytes
-    work = _Work(_chunks(space.nbytes, len(_alive(peers))))
+    work = _Work(space.chunks())
     _each(_alive(peers), lambda peer: peer.work_off(work, space))
     if not work.finished:
         raise PeerError(f"no peer is left to fetch the snapshot from: {_failures(peers)}")
     for peer in _alive(peers):
         peer.say_goodbye()
-    snapshot = Snapshot(summary.step, manifest.tree, tuple(tensors))
+    snapshot = Snapshot(summary.step, manifest.tree, tuple(tensors), work.digests)
     if snapshot.digest() != summary.digest:
         raise IntegrityError(
             f"the snapshot of step {summary.step} arrived with the digest {snapshot.digest()}, not {summary.digest}",
-            hint="each chunk was right, so a peer's state changed while it was sent: was optimizer.step called?",
+            hint="each chunk was right by itself: the peers' states have drifted apart",
         )
     return snapshot
 
@@ -191,10 +157,10 @@ class _Peer:
     def ask_manifest(self, bytes_max: int) -> Manifest:
         return Manifest.decode(self._ask(Request(Kind.MANIFEST), MANIFEST_BYTES_MAX), bytes_max=bytes_max)
 
-    def work_off(self, work: _Work, space: _Space) -> None:
+    def work_off(self, work: _Work, space: Space) -> None:
         while chunk := work.take():
             try:
-                self._fetch_chunk(chunk, space)
+                digest = self._fetch_chunk(chunk, space)
             except (OSError, HoldfastError) as error:
                 self.failure = error
                 work.give_back(chunk)
@@ -202,7 +168,7 @@ class _Peer:
             except BaseException:
                 work.give_back(chunk)
                 raise
-            work.done()
+            work.done(chunk, digest)
 
     def say_goodbye(self) -> None:
         try:
@@ -226,7 +192,7 @@ class _Peer:
         sentence = _receive_bytes(self._sock, self._deadline, min(length, SENTENCE_BYTES_MAX))
         raise ProtocolError(f"{self.label} refused: {sentence.decode(errors='replace')}")
 
-    def _fetch_chunk(self, chunk: tuple[int, int], space: _Space) -> None:
+    def _fetch_chunk(self, chunk: tuple[int, int], space: Space) -> bytes:
         start, stop = chunk
         if self._answered(Request(Kind.RANGE, start, stop)) != stop - start:
             raise ProtocolError(f"{self.label} answered with another number of bytes than asked for")
@@ -236,7 +202,11 @@ class _Peer:
             for view in piece:
                 hasher.update(view)
         if _receive_bytes(self._sock, self._deadline, CHECK_BYTES) != hasher.digest():
-            raise IntegrityError(f"the bytes {start} to {stop} from {self.label} are not those that it sent")
+            raise IntegrityError(
+                f"the bytes {start} to {stop} from {self.label} are not those that it promised",
+                hint="they were damaged on their way, or its state changed meanwhile: optimizer.step came too early",
+            )
+        return hasher.digest()
 
 
 class _Work:
@@ -246,6 +216,7 @@ class _Work:
         self._changed = threading.Condition()
         self._waiting = deque(chunks)
         self._taken = 0
+        self.digests: dict[tuple[int, int], bytes] = {}  # of the chunks that have arrived
 
     @property
     def finished(self) -> bool:
@@ -261,8 +232,9 @@ class _Work:
             self._taken += 1
             return self._waiting.popleft()
 
-    def done(self) -> None:
+    def done(self, chunk: tuple[int, int], digest: bytes) -> None:
         with self._changed:
+            self.digests[chunk] = digest
             self._taken -= 1
             self._changed.notify_all()
 
@@ -289,7 +261,8 @@ def _alive(peers: Iterable[_Peer]) -> list[_Peer]:
 
 
 def _failures(peers: Iterable[_Peer]) -> str:
-    return "; ".join(f"{peer.label}: {peer.failure}" for peer in peers if peer.failure) or "none was given"
+    found = [(peer.label, getattr(peer.failure, "message", peer.failure)) for peer in peers if peer.failure]
+    return "; ".join(f"{label}: {failure}" for label, failure in found) or "none was given"
 
 
 def _agreed(peers: Sequence[_Peer], expect_step: int | None) -> Summary:
@@ -321,13 +294,6 @@ def _first_manifest(peers: Sequence[_Peer], summary: Summary, bytes_max: int) ->
         except (OSError, HoldfastError) as error:
             peer.failure = error
     raise PeerError(f"no peer has a snapshot to give: {_failures(peers)}")
-
-
-def _chunks(nbytes: int, peers: int) -> Iterator[tuple[int, int]]:
-    even = -(-nbytes // (peers * _CHUNKS_PER_PEER))
-    size = min(CHUNK_BYTES, max(even, _CHUNK_BYTES_MIN))
-    for start in range(0, nbytes, size):
-        yield start, min(start + size, nbytes)
 
 
 def _reply(sock: socket.socket, deadline: Deadline, payload: bytes, status: Status = Status.OK) -> None:
