@@ -440,7 +440,7 @@ class LazyModel(nn.Sequential):
         ({"model": LazyModel()}, "the model has lazy parameters"),
         ({"model": nn.Linear(2, 2)}, "the optimizer trains 4 of 4 parameters that are not in the model"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "with",  # an address in it would differ between processes
 )
 def test_bad_arguments_of_join_are_answered_by_a_sentence(joined: Join, options: dict[str, Any], sentence: str) -> None:
     training = sgd(mlp())
