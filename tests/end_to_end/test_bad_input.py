@@ -164,7 +164,7 @@ def test_wrong_arguments_of_join(how: str, sentence: str, hint: str, script: str
 
 
 def test_a_loss_that_is_not_a_number(script: str, tmp_path: Path) -> None:
-    done = holdfast("run", "--workers", "2", "--restarts", "0", script, "NaN", home=tmp_path)
+    done = holdfast("run", "--workers", "2", script, "NaN", home=tmp_path)
     answered(done, "the metric 'loss' is nan at step 5", "lower the learning rate")
 
 

@@ -9,8 +9,11 @@ Any other exception is shown from the script's own first line on.
 
 from __future__ import annotations
 
+import atexit
+import os
 import runpy
 import sys
+import threading
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -31,21 +34,41 @@ def show(kind: type[BaseException], error: BaseException, trace: TracebackType |
     traceback.print_exception(kind, error, trace)
 
 
+def run_script(arguments: list[str]) -> None:
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path[0] = str(Path(arguments[0]).resolve().parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def exit_code_of(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return int(end.code or 0)
+    print(end.code, file=sys.stderr)
+    return 1
+
+
 def main() -> None:
-    arguments = sys.argv[1:]
     sys.excepthook = show
+    code = 0
     try:
-        if arguments[0] == "-m":
-            sys.argv = arguments[1:]
-            sys.path[0] = str(Path.cwd())
-            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = arguments
-            sys.path[0] = str(Path(arguments[0]).resolve().parent)
-            runpy.run_path(arguments[0], run_name="__main__")
-    except HoldfastError as error:
+        run_script(sys.argv[1:])
+    except SystemExit as end:
+        code = exit_code_of(end)
+    except BaseException as error:
+        code = EXIT_BAD_INPUT if isinstance(error, HoldfastError) else 1
         sys.excepthook(type(error), error, error.__traceback__)  # whoever joined wants to know too
-        sys.exit(EXIT_BAD_INPUT)
+    # What the interpreter does when a script ends, but for taking torch apart piece by piece: that takes a second in
+    # which the others, and a traceback, wait for nothing.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

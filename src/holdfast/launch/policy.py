@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.core.errors import EXIT_EVICTED
+from holdfast.core.errors import EXIT_BAD_INPUT, EXIT_EVICTED
 from holdfast.core.words import slot_of
 
 HUNG_GRACE_S = 1.0
@@ -119,6 +119,7 @@ class Policy:
     _last_failure: tuple[str, int] = ("", 1)
     _late_failure: tuple[str, int] | None = None
     _announce: str = ""
+    _refused: set[str] = field(default_factory=set)  # workers whose script ended with a sentence about its input
 
     # -- what happened -------------------------------------------------------------------------------------
 
@@ -203,6 +204,8 @@ class Policy:
                 slot.setbacks, 1
             )  # not at once: the other workers are probably about to fail in the same way
         self._back_off(slot, now, counted=True)
+        if code == EXIT_BAD_INPUT:
+            self._refused.add(worker)
         if own:
             slot.own_failures += 1
             if not self.stopping and not self.done:
@@ -343,6 +346,9 @@ class Policy:
         """
         slots = [self._slot(number) for number in range(self.size)]
         failures = [slot.own_failures for slot in slots if not slot.left]
+        if self.members and self.members <= self._refused:
+            # All said the same at the same step, a metric that is not finite for one: they would say it again.
+            return End("failed", exit_code, "every worker ended with the same sentence", worker)
         if min(failures, default=0) == 0:
             return None
         if self.step == 0:
