@@ -78,7 +78,9 @@ class Nemesis:
         return self._rng.choice(self._run.living_members())
 
     def _enough(self) -> bool:
-        return len(self._run.living_members()) >= 2
+        """Two members that have begun a step, and so have the state: a joiner that still loads cannot go on alone."""
+        begun = [member for member in self._run.living_members() if self._gate.with_name(f"at-{member}").exists()]
+        return len(begun) >= 2
 
     def _ease(self) -> bool:
         """A view changes between steps: while we wait for joiners, let a step pass now and then."""
