@@ -83,11 +83,15 @@ class Nemesis:
         return len(begun) >= 2
 
     def _ease(self) -> bool:
-        """A view changes between steps: while we wait for joiners, let a step pass now and then."""
-        if time.monotonic() > self._eased_at + 0.25 and self._open_to < self._steps:
-            self._eased_at = time.monotonic()
-            self.open_gate_to(max(self._open_to, self._at()) + 1)
+        """A view changes between steps: while a joiner waits to be taken in, let a step pass now and then."""
+        waits = any(worker not in self._run.members for worker in self._run.living_registered())
+        if waits and time.monotonic() > self._eased_at + 0.25:
+            self._let_pass(1)
         return False
+
+    def _let_pass(self, steps: int) -> None:
+        self._eased_at = time.monotonic()
+        self.open_gate_to(min(self._steps, max(self._open_to, self._at()) + steps))
 
     def _kill(self) -> None:
         victim = self._victim()
@@ -99,7 +103,8 @@ class Nemesis:
         victim = self._victim()
         self._say(f"stop {victim} for good")
         send(self._run.pids[victim], signal.SIGSTOP)
-        self._run.wait(lambda: victim not in self._run.members or self._ease(), f"a view without {victim}")
+        self._let_pass(2)  # the others must come to where they miss it
+        self._run.wait(lambda: victim not in self._run.members, f"a view without {victim}")
 
     def _pause(self) -> None:
         """For a while, shorter or longer than its lease; then it wakes by itself."""

@@ -45,6 +45,7 @@ class Watched:
         self.step = 0
         self.digests: dict[str, str] = {}  # of workers that finished
         self.evicted = 0
+        self.registered: set[str] = set()
 
     def start(self) -> None:
         command = [sys.executable, "-m", "holdfast", "run", "--dir", str(self.home), "--run", self.name]
@@ -69,8 +70,13 @@ class Watched:
             self.step = max(self.step, event["step"])
         elif kind == "finished":
             self.digests[event["who"]] = event["digest"]
+        elif kind == "registered":
+            self.registered.add(event["who"])
         elif kind == "evicted":
             self.evicted += 1
+
+    def living_registered(self) -> list[str]:
+        return [worker for worker in self.registered if worker in self.pids and process_state(self.pids[worker])]
 
     def living_members(self) -> list[str]:
         return [member for member in self.members if member in self.pids and process_state(self.pids[member])]
