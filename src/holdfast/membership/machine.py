@@ -346,6 +346,15 @@ class Machine:
             return effects + self._receive_if_sent()
         return effects + self._start(plan.step, plan.assignment[self.me])
 
+    def joiners_load(self) -> bool:
+        """Whether a member of this view may still be reading the state that I started this step with."""
+        plan = self._plan
+        if self.phase is not Phase.COMPUTING or plan is None or plan.step != self.next:
+            return False
+        ready = self._ready.get(plan.step, {})
+        gone = self._lost.keys() | (plan.fetches.keys() - self.ledger.ids)
+        return any(member not in ready and member not in gone for member in plan.fetches if member != self.me)
+
     def _loaded(self, event: Loaded, now: float) -> list[Effect]:
         if self.phase is not Phase.LOADING or self._plan is None or event.step != self._plan.step:
             return []

@@ -140,6 +140,7 @@ class Run:
                 assert isinstance(directive, m.Compute), directive
                 if self._loops.passed < self._loops.done or directive.step >= count:
                     self._pending = directive
+                    self._worker.wait_for_joiners()
                     self._finish(directive.step)
                     return
                 self._end = None

@@ -111,6 +111,14 @@ class Worker:
                 return directive
             self._wait()
 
+    def wait_for_joiners(self) -> None:
+        """Before the script's lines outside a step, which may change anything: joiners read our state as it is."""
+        while self.machine.joiners_load():
+            self._wait()
+            self._drain()
+            if self._ended is not None:
+                self._leave(self._ended)
+
     def begin(self, step: int) -> None:
         """The user's loop starts to compute shards of this step, or goes on with it in another view."""
         assert self.machine.view is not None
