@@ -303,6 +303,7 @@ def demonstrate(home: Path, plan: Plan) -> int:
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three workers, three faults, half a minute")
     args = parser.parse_args()
