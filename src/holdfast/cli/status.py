@@ -77,8 +77,9 @@ def _ask_ledger(directory: RunDirectory, status: dict[str, Any]) -> set[str] | N
         if KEY_VIEW in entries:
             view = View.decode(entries[KEY_VIEW])
             status["view"], status["members"] = view.number, list(view.members)
-        if KEY_SIZE in entries:
-            status["target"] = int(decode_json(entries[KEY_SIZE])["workers"])
+        sizes = [int(decode_json(value)["workers"]) for key, value in entries.items() if key.startswith(KEY_SIZE)]
+        if sizes:
+            status["target"] = sum(sizes)
     except (LedgerError, ProtocolError, KeyError, ValueError, OSError):
         return None
     return {key[len(KEY_WORKERS) :] for key in entries if key.startswith(KEY_WORKERS)}

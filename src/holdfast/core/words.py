@@ -12,13 +12,15 @@ from holdfast.core.errors import ProtocolError
 # Keys of a run in the ledger. All are relative to the run; an implementation may add a prefix of its own.
 KEY_CONFIG = "config"  # what every worker of the run must agree on; created by the first
 KEY_NUMERICS = "numerics"  # fingerprint of the first worker's arithmetic
-KEY_SIZE = "size"  # {"workers": N}: how many workers a view should have
+KEY_KEYS = "keys"  # fingerprint of the run's keys: a host that has others is told so
+KEY_SIZE = "size/"  # + host: {"workers": N}, how many workers this host should have; a view has their sum
+KEY_HOSTS = "host/"  # + host: its agent, under the agent's lease
 KEY_VIEW = "view"  # the current view
 KEY_WORKERS = "worker/"  # + id: a registration, under the worker's lease
 KEY_DEAD = "dead/"  # + id: the agent saw this worker's process end
 KEY_STOP = "stop"  # {"reason": ...}: finish the step and leave in order
 KEY_DONE = "done"  # {"step": N, "digest": ...}: the run is finished
-KEY_INCARNATIONS = "incarnation/"  # + slot: how many workers this slot has had
+KEY_INCARNATIONS = "incarnation/"  # + slot or slot@host: how many workers this slot has had
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Registration:
     pid_started: int
     address: str  # "unix:/path" or "tcp:host:port"
     fingerprint: str  # of this machine's arithmetic
+    local: str = ""  # "unix:/path" for workers of the same host, where `address` is for those of others
 
     def encode(self) -> bytes:
         return encode_json(asdict(self))
@@ -69,18 +72,28 @@ class Registration:
                 pid_started=int(fields["pid_started"]),
                 address=str(fields["address"]),
                 fingerprint=str(fields["fingerprint"]),
+                local=str(fields.get("local", "")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"not a registration: {data[:80]!r}") from error
 
 
-def worker_id(slot: int, incarnation: int) -> str:
-    """`w3.2` is the second worker that slot 3 has had."""
-    return f"w{slot}.{incarnation}"
+def worker_id(slot: int, incarnation: int, host: str = "") -> str:
+    """`w3.2` is the second worker that slot 3 has had; in a run on several hosts, `w3.2@alpha`."""
+    return f"w{slot}.{incarnation}@{host}" if host else f"w{slot}.{incarnation}"
 
 
 def slot_of(worker: str) -> int:
     return int(worker[1:].partition(".")[0])
+
+
+def incarnation_of(worker: str) -> int:
+    return int(worker.partition("@")[0].partition(".")[2])
+
+
+def host_of(worker: str) -> str:
+    """The host in its name; empty in a run on one host."""
+    return worker.partition("@")[2]
 
 
 def encode_json(value: Mapping[str, Any]) -> bytes:

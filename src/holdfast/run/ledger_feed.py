@@ -196,14 +196,14 @@ def read_news(entries: dict[str, Entry]) -> LedgerNews:
             registrations[registration.id] = registration
             registered.append(Registered(registration.id, entry.created))
     registered.sort(key=lambda worker: worker.created)
-    size = decode_json(entries[KEY_SIZE].value).get("workers", 1) if KEY_SIZE in entries else 1
+    sizes = [decode_json(entry.value).get("workers", 1) for key, entry in entries.items() if key.startswith(KEY_SIZE)]
     stop = decode_json(entries[KEY_STOP].value).get("reason", "stopped") if KEY_STOP in entries else ""
     state = LedgerState(
         view=View.decode(view.value) if view else None,
         view_revision=view.revision if view else 0,
         registered=tuple(registered),
         dead=frozenset(key[len(KEY_DEAD) :] for key in entries if key.startswith(KEY_DEAD)),
-        size=int(size),
+        size=sum(map(int, sizes)) if sizes else 1,
         stop=str(stop),
         done=KEY_DONE in entries,
     )
