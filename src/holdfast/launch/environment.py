@@ -27,6 +27,10 @@ PATH = "HOLDFAST_PATH"
 LISTEN = "HOLDFAST_LISTEN"
 THREADS = "HOLDFAST_THREADS"
 LEASE_S = "HOLDFAST_LEASE_S"
+LEDGER = "HOLDFAST_LEDGER"
+HOST = "HOLDFAST_HOST"
+KEYS = "HOLDFAST_KEYS"
+ADVERTISE = "HOLDFAST_ADVERTISE"
 LEDGER_SOCKET = "ledger.sock"  # in the socket directory
 PATHS = ("auto", "shared-memory", "network")
 
@@ -42,6 +46,10 @@ class WorkerEnvironment:
     listen: str = ""  # "", "HOST" or "HOST:FIRST-LAST": listen on TCP rather than on a unix socket
     threads: int = 1
     lease_s: float = 2.0
+    ledger: str = ""  # "etcd://..."; empty: the one that the agent serves
+    host: str = ""  # this host's name in a run on several; empty in a run on one
+    keys: str = ""  # the directory with the run's keys; empty: only the secret in the run directory
+    advertise: str = ""  # the address that workers of other hosts dial, where it is not the one that we listen on
 
     @property
     def ledger_socket(self) -> Path:
@@ -59,6 +67,10 @@ class WorkerEnvironment:
             LISTEN: self.listen,
             THREADS: str(self.threads),
             LEASE_S: repr(self.lease_s),
+            LEDGER: self.ledger,
+            HOST: self.host,
+            KEYS: self.keys,
+            ADVERTISE: self.advertise,
         }
 
     @classmethod
@@ -75,6 +87,10 @@ class WorkerEnvironment:
                 listen=found.get(LISTEN, ""),
                 threads=int(found.get(THREADS, "1")),
                 lease_s=float(found.get(LEASE_S, "2.0")),
+                ledger=found.get(LEDGER, ""),
+                host=found.get(HOST, ""),
+                keys=found.get(KEYS, ""),
+                advertise=found.get(ADVERTISE, ""),
             )
         except (KeyError, ValueError) as error:
             raise ConfigError(
