@@ -9,27 +9,38 @@ from contextlib import contextmanager
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.words import KEY_SIZE, KEY_STOP, encode_json
-from holdfast.launch.directory import RunDirectory, home_directory
+from holdfast.launch.directory import RunDirectory, home_directory, runs_in
+from holdfast.launch.ledgers import open_ledger
 from holdfast.launch.proc import find_workers
-from holdfast.launch.settings import check_workers
-from holdfast.ledger.embedded import EmbeddedLedger
+from holdfast.launch.settings import check_name, check_workers, host_name
 from holdfast.ledger.port import Ledger
 
 
 def find_run(name: str, home: str | None) -> RunDirectory:
-    directory = RunDirectory(home_directory(home), name)
-    if not directory.exists():
+    """`NAME`, or `NAME@HOST` for one host's part of a run on several; here there is usually only one."""
+    place = home_directory(home)
+    name, _, host = name.partition("@")
+    check_name(name)
+    found = [run for run in runs_in(place) if run.name == name and (not host or run.host == host)]
+    if len(found) > 1:
+        found = [run for run in found if run.host in ("", host_name())] or found
+    if not found:
         raise ConfigError(
-            f"there is no run {name} in {directory.home}", hint="list them with `holdfast runs`, or give its --dir"
+            f"there is no run {name} in {place}", hint="list them with `holdfast runs`, or give its --dir"
         )
-    return directory
+    if len(found) > 1:
+        parts = ", ".join(f"{run.name}@{run.host}" for run in found)
+        raise ConfigError(f"several hosts of run {name} keep their part here: {parts}", hint="name one of them")
+    return found[0]
 
 
 @contextmanager
 def ledger_of(directory: RunDirectory) -> Iterator[Ledger]:
+    described = directory.read()
     socket = directory.recorded_ledger_socket()
     assert socket is not None
-    ledger = EmbeddedLedger(socket, directory.secret())
+    url = str(described.get("ledger") or "")
+    ledger = open_ledger(url, directory.name, socket, b"" if url else directory.secret())
     try:
         yield ledger
     finally:
@@ -45,8 +56,9 @@ def scale(name: str, home: str | None, workers: int) -> int:
             f"run {name} has no agent, so its size cannot be changed", hint=f"take it over with: {command}"
         )
     with ledger_of(directory) as ledger:
-        ledger.put(KEY_SIZE, encode_json({"workers": workers}))
-    print(f"run {name} is asked to have {workers} workers")
+        ledger.put(KEY_SIZE + directory.host, encode_json({"workers": workers}))
+    at = f" on host {directory.host}" if directory.host else ""
+    print(f"run {name} is asked to have {workers} workers{at}")
     return 0
 
 

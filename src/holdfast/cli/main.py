@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError
@@ -81,6 +82,10 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--threads", type=int, default=1, metavar="T", help="compute threads of each (default: 1)")
     run.add_argument("--path", choices=PATHS, default="auto", help="how gradients travel (default: auto)")
     run.add_argument("--listen", default="", metavar="HOST[:FIRST-LAST]", help="listen on TCP, on these ports")
+    run.add_argument("--ledger", default="", metavar="URL", help="etcd://A:2379,B:2379: train on several hosts")
+    run.add_argument("--host", default="", metavar="NAME", help="this host's name in the run (default: its own)")
+    run.add_argument("--keys", default="", metavar="DIR", help="the run's keys, made by `holdfast keys create`")
+    run.add_argument("--advertise", default="", metavar="HOST", help="where other hosts reach this one's workers")
     run.add_argument("--lease", type=float, default=2.0, metavar="S", help="seconds until a silent worker is hung")
     _add_directory(run)
     # Everything from the script on is the script's own, whatever it looks like.
@@ -109,8 +114,12 @@ def _version() -> str:
 def _run(options: argparse.Namespace) -> int:
     from holdfast.launch.agent import run_agent
     from holdfast.launch.directory import fresh_name, home_directory
-    from holdfast.launch.settings import RunSettings
+    from holdfast.launch.settings import RunSettings, host_name
 
+    if options.ledger and options.run is None:
+        raise ConfigError(
+            "a run on several hosts needs a name that all of them give", hint="add --run NAME, the same on every host"
+        )
     module = options.module is not None
     words = list(options.module if module else options.script)
     if words and words[0] == "--":
@@ -132,6 +141,10 @@ def _run(options: argparse.Namespace) -> int:
         path=options.path,
         listen=options.listen,
         lease_s=options.lease,
+        ledger=options.ledger,
+        host=options.host or (host_name() if options.ledger else ""),
+        keys=str(Path(options.keys).expanduser().resolve()) if options.keys else "",
+        advertise=options.advertise,
     )
     settings.validate()
     if options.run is None:

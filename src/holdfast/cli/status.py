@@ -9,7 +9,8 @@ from holdfast.cli.control import find_run, ledger_of
 from holdfast.core.errors import LedgerError, ProtocolError
 from holdfast.core.words import KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_json
 from holdfast.events import read_events
-from holdfast.launch.directory import RunDirectory, home_directory, run_names
+from holdfast.launch.directory import RunDirectory, home_directory, runs_in
+from holdfast.launch.presence import other_hosts
 from holdfast.launch.proc import find_workers, process_state
 from holdfast.launch.summary import RunRecord
 
@@ -25,12 +26,12 @@ def show_status(name: str, home: str | None, *, as_json: bool) -> int:
 
 def show_runs(home: str | None) -> int:
     place = home_directory(home)
-    names = run_names(place)
-    if not names:
+    runs = runs_in(place)
+    if not runs:
         print(f"no runs in {place}")
-    for name in names:
-        status = gather(RunDirectory(place, name))
-        print(f"{name:<40} {status['state']:<10} step {status['step']}")
+    for run in runs:
+        status = gather(run)
+        print(f"{run.path.name:<40} {status['state']:<10} step {status['step']}")
     return 0
 
 
@@ -57,11 +58,16 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "spares": described.get("spares"),
         "failures_survived": record.failures,
         "evicted": record.evictions,
+        "host": directory.host or None,
+        "ledger": described.get("ledger") or None,
+        "ledger_away": sorted(record.cut_off) if living or agent is not None else [],
+        "paused": dict(record.waiting) if living else {},
         "digest": (record.finished or {}).get("digest"),
         "ended": record.ended or None,
         "command": described.get("command"),
     }
-    registered = _ask_ledger(directory, status) if agent is not None else None
+    status["hosts"] = []
+    registered = _ask_ledger(directory, status) if agent is not None or status["ledger"] else None
     status["workers"] = [
         {"id": worker, "pid": pid, "state": _worker_state(worker, pid, record, registered, status["members"])}
         for worker, pid in sorted(living.items())
@@ -80,7 +86,9 @@ def _ask_ledger(directory: RunDirectory, status: dict[str, Any]) -> set[str] | N
         sizes = [int(decode_json(value)["workers"]) for key, value in entries.items() if key.startswith(KEY_SIZE)]
         if sizes:
             status["target"] = sum(sizes)
-    except (LedgerError, ProtocolError, KeyError, ValueError, OSError):
+        status["hosts"] = other_hosts(entries, "")
+    except (LedgerError, ProtocolError, KeyError, ValueError, OSError) as error:
+        status["ledger_away"] = status["ledger_away"] or (["status"] if isinstance(error, LedgerError) else [])
         return None
     return {key[len(KEY_WORKERS) :] for key in entries if key.startswith(KEY_WORKERS)}
 
@@ -118,6 +126,13 @@ def _lines(status: dict[str, Any]) -> list[str]:
     elif status["state"] == "stopped":
         lines.append(f"agent: none; the last one ended: {status['ended'] or 'killed'}")
         lines.append(f"  hint: start it again with: {status['command']}")
+    if status["hosts"]:
+        lines.append(f"hosts: {', '.join(status['hosts'])}; this is {status['host']}; ledger {status['ledger']}")
+    if status["ledger_away"]:
+        who = ", ".join(status["ledger_away"])
+        lines.append(f"ledger: {who} cannot reach it; the membership is frozen, and training goes on without it")
+    for worker, reason in status["paused"].items():
+        lines.append(f"paused: {worker}: {reason}")
     for worker in status["workers"]:
         lines.append(f"  {worker['id']:<8} process {worker['pid']:<8} {worker['state']}")
     if status["digest"]:

@@ -23,8 +23,11 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "recovered": ("view", "step", "duration_s", "recomputed_shards"),
     "joined": ("view", "step", "duration_s", "bytes"),
     "progress": ("view", "step", "steps", "metrics", "samples_per_s", "workers"),
+    "waiting": ("step", "reason"),  # it does not get on, and why
+    # written by both
     "ledger_down": ("reason",),
     "ledger_up": ("down_s",),
+    # written by workers
     "evicted": ("view", "reason"),
     "left": ("step", "reason"),
     "reached": ("step", "digest", "view"),  # the end of a loop; the script may go on

@@ -1,9 +1,11 @@
-"""The agent of a run: serves its ledger, starts and watches its workers, and says how it goes.
+"""The agent of a run on this host: serves its ledger, unless that is etcd, starts and watches the workers, and says
+how it goes.
 
 Threads, and what each alone may touch:
 - main: the policy, the record of the run, the tails, the table of processes. It takes messages from one inbox.
 - holdfast-deaths (processes.DeathWatch): waits for deaths and fences the dead in the ledger.
 - holdfast-ledger-watch: reads the ledger's changes.
+- holdfast-presence (presence.HostPresence): keeps this host's name in a run on several.
 - holdfast-screen (terminal.Screen): writes to the terminal.
 - the threads of the embedded ledger's server.
 
@@ -23,11 +25,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from holdfast.core.errors import ConfigError, HoldfastError, LedgerError, ProtocolError
+from holdfast.core.errors import ConfigError, LedgerError, ProtocolError
 from holdfast.core.words import (
     KEY_DONE,
+    KEY_HOSTS,
     KEY_SIZE,
     KEY_STOP,
     KEY_VIEW,
@@ -36,20 +39,25 @@ from holdfast.core.words import (
     View,
     decode_json,
     encode_json,
+    host_of,
     slot_of,
 )
+from holdfast.launch.addresses import address_towards, check_listen
 from holdfast.launch.crew import Adoption, Crew
 from holdfast.launch.directory import RunDirectory
-from holdfast.launch.environment import LEDGER_SOCKET
 from holdfast.launch.history import History
-from holdfast.launch.ledger_watch import LedgerChange, LedgerState, LedgerWatch
+from holdfast.launch.ledger_watch import LedgerAway, LedgerBack, LedgerChange, LedgerState, LedgerWatch
+from holdfast.launch.ledgers import AgentLedgers
 from holdfast.launch.policy import Action, AnnounceStop, AskToLeave, End, Kill, Policy, Start
+from holdfast.launch.presence import HostPresence, check_keys, other_hosts
 from holdfast.launch.proc import find_workers
 from holdfast.launch.processes import DeathWatch, WorkerProcess, fence
 from holdfast.launch.report import Reporter
-from holdfast.launch.settings import WORKERS_MAX, RunSettings, check_listen, describe
+from holdfast.launch.settings import WORKERS_MAX, RunSettings, describe
 from holdfast.launch.terminal import Screen
-from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer
+
+if TYPE_CHECKING:
+    from holdfast.trust.keys import Keys
 
 LOOK_PERIOD_S = 0.2
 CLOSE_GRACE_S = 5.0
@@ -68,14 +76,19 @@ class Interrupted:
     number: int
 
 
-Message = Died | Interrupted | LedgerState | LedgerChange
+Message = Died | Interrupted | LedgerState | LedgerChange | LedgerAway | LedgerBack
 
 
 def run_agent(settings: RunSettings, home: Path, *, out: TextIO | None = None) -> int:
     """Run until the training is finished, stopped or hopeless. Returns the exit code."""
     settings.validate()
     _allow_open_files(settings.workers + settings.spares)
-    directory = RunDirectory(home, settings.name)
+    keys = None
+    if settings.keys:
+        from holdfast.trust.keys import load_keys
+
+        keys = load_keys(Path(settings.keys))
+    directory = RunDirectory(home, settings.name, settings.host)
     directory.create()
     with directory.locked():
         history = History(directory.events)
@@ -83,9 +96,10 @@ def run_agent(settings: RunSettings, home: Path, *, out: TextIO | None = None) -
         living = find_workers(directory.path)
         if record.reported and not living:
             raise _finished_already(settings.name, record.step)
-        if settings.listen:
-            check_listen(settings.listen, max(1, settings.workers + settings.spares - len(living)))
-        agent = Agent(settings, directory, history, Screen(out or sys.stdout))
+        listen = settings.listen or (address_towards(settings.ledger) if settings.ledger else "")
+        if listen:
+            check_listen(listen, max(1, settings.workers + settings.spares - len(living)))
+        agent = Agent(settings, directory, history, Screen(out or sys.stdout), listen=listen, keys=keys)
         try:
             return agent.run()
         finally:
@@ -105,8 +119,13 @@ class Agent:
         directory: RunDirectory,
         history: History,
         screen: Screen,
+        *,
+        listen: str,
+        keys: Keys | None,
     ) -> None:
         self._settings = settings
+        self._host = settings.host
+        self._size_key = KEY_SIZE + settings.host
         self._directory = directory
         self._history = history
         self._reporter = Reporter(settings, directory, history.record, screen)
@@ -119,20 +138,30 @@ class Agent:
         self._next_look = 0.0
         self._handlers: dict[int, Any] = {}
 
-        secret = directory.secret()
+        secret = directory.secret() if keys is None else keys.secret
         self._socket_dir = directory.socket_dir()
         directory.write(describe(settings, directory.home, self._socket_dir))
-        socket_path = self._socket_dir / LEDGER_SOCKET
-        self._server = EmbeddedServer(directory.ledger, socket_path, secret)
-        self._server.start()
-        self._ledger = EmbeddedLedger(socket_path, secret)
-        self._deaths_ledger = EmbeddedLedger(socket_path, secret)
-        self._watch_ledger = EmbeddedLedger(socket_path, secret)
+        self._ledgers = AgentLedgers(directory, settings.ledger, self._socket_dir, secret)
+        self._ledger = self._ledgers.main
+        self._presence: HostPresence | None = None
         self._watch: LedgerWatch | None = None
         self._deaths = DeathWatch(
-            self._deaths_ledger, lambda process, code, number, why: self._inbox.put(Died(process, code, number, why))
+            self._ledgers.deaths, lambda process, code, number, why: self._inbox.put(Died(process, code, number, why))
         )
-        self._crew = Crew(settings, directory, self._socket_dir, self._ledger, self._deaths, self._reporter.refused)
+        self._crew = Crew(
+            settings, directory, self._socket_dir, self._ledger, self._deaths, self._reporter.refused, listen=listen
+        )
+        if keys is not None and settings.ledger:
+            self._take_place(keys)
+
+    def _take_place(self, keys: Keys) -> None:
+        """In a run on several hosts: find the ledger, be of one mind about the keys, claim this host's name."""
+        settings = self._settings
+        check_keys(self._ledger, keys.fingerprint, settings.name, settings.ledger)
+        self._presence = HostPresence(
+            self._ledgers.presence, self._host, workers=settings.workers, spares=settings.spares
+        )
+        self._presence.take()
 
     # -- the life of an agent ------------------------------------------------------------------------------
 
@@ -159,8 +188,8 @@ class Agent:
 
     def _begin(self, adopted: Adoption) -> None:
         settings, now, living = self._settings, time.monotonic(), adopted.living
-        self._attempt(lambda: self._ledger.delete(KEY_STOP))
-        self._attempt(lambda: self._ledger.put(KEY_SIZE, encode_json({"workers": settings.workers})))
+        self._attempt(self._clear_stop)
+        self._attempt(lambda: self._ledger.put(self._size_key, encode_json({"workers": settings.workers})))
         self._reporter.tell(
             "agent_started",
             pid=os.getpid(),
@@ -184,9 +213,16 @@ class Agent:
             step = self._reporter.record.step
             self._reporter.say(f"took over run {settings.name} at step {step}; alive: {', '.join(living)}")
         else:
-            self._reporter.say(f"run {settings.name}, in {self._directory.path}")
+            at = f" on host {self._host}" if self._host else ""
+            self._reporter.say(f"run {settings.name}{at}, in {self._directory.path}")
         self._history.past.clear()
-        self._watch = LedgerWatch(self._watch_ledger, self._inbox.put)
+        self._watch = LedgerWatch(self._ledgers.watch, self._inbox.put)
+
+    def _clear_stop(self) -> None:
+        """A run that was stopped and is started again goes on; one that other hosts are just stopping does not."""
+        values = {entry.key: entry.value for entry in self._ledger.read(KEY_HOSTS).entries}
+        if not other_hosts(values, self._host):
+            self._ledger.delete(KEY_STOP)
 
     def _report_finished_unattended(self, done: Mapping[str, Any] | None) -> int:
         """The training ended while no agent was there to say so."""
@@ -213,9 +249,9 @@ class Agent:
         if self._watch is not None:
             self._watch.close()
         self._deaths.close()
-        for ledger in (self._ledger, self._deaths_ledger, self._watch_ledger):
-            ledger.close()
-        self._server.stop()
+        if self._presence is not None:
+            self._presence.close()
+        self._ledgers.close()
         self._reporter.close()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
@@ -228,6 +264,10 @@ class Agent:
                 self._bury(message, now)
             case Interrupted(number):
                 self._interrupt(number, now)
+            case LedgerAway(reason):
+                self._reporter.tell("ledger_down", reason=reason)
+            case LedgerBack(down_s):
+                self._reporter.tell("ledger_up", down_s=round(down_s, 3))
             case LedgerChange(change):
                 self._change(change.key, change.value if change.kind == "put" else None, now)
             case LedgerState(values):
@@ -262,12 +302,15 @@ class Agent:
                 f"{name}: the last step is made, the workers end their scripts; once more ends them at once"
             )
         else:
-            self._reporter.say(f"{name}: workers finish the step and leave; once more ends them at once")
+            who = "this host's workers" if self._host else "workers"
+            self._reporter.say(f"{name}: {who} finish the step and leave; once more ends them at once")
             self._policy.stop(name, code, now)
 
     def _change(self, key: str, value: bytes | None, now: float) -> None:
         if key.startswith(KEY_WORKERS):
             worker = key[len(KEY_WORKERS) :]
+            if host_of(worker) != self._host:
+                return  # another agent's
             if value is None:
                 self._registered.discard(worker)
                 self._policy.unregistered(worker, now)
@@ -275,11 +318,12 @@ class Agent:
                 self._register(worker, value)
         elif value is None:
             return
-        elif key == KEY_SIZE:
+        elif key == self._size_key:
             self._resize(value)
         elif key == KEY_VIEW:
             with suppress(ProtocolError):
-                self._policy.viewed(View.decode(value).members)
+                members = View.decode(value).members
+                self._policy.viewed(member for member in members if host_of(member) == self._host)
         elif key == KEY_STOP and not self._policy.stopping and not self._policy.done:
             self._reporter.say("asked to stop: workers finish the step and leave")
             self._policy.stop("asked to stop", 0, now)
@@ -322,8 +366,8 @@ class Agent:
 
     def _look(self, now: float) -> None:
         self._look_at_events(now)
-        if not self._server.alive:
-            self._serve_again()
+        if (error := self._ledgers.serve_again()) is not None:
+            self._reporter.refused(error)
         if self._policy.done and not self._done_noted and self._reporter.record.finished is not None:
             self._done_noted = True
             self._attempt(self._note_done)
@@ -336,14 +380,6 @@ class Agent:
                 self._policy.observed(event, now)
         if self._policy.step:
             self._reporter.tails.failures_matter = False
-
-    def _serve_again(self) -> None:
-        """The ledger's thread ended. Training goes on without it, but only with it can the membership change."""
-        self._server.stop()
-        try:
-            self._server.start()
-        except HoldfastError as error:
-            self._reporter.refused(error)
 
     def _note_done(self) -> None:
         """A worker that could not reach the ledger has said in its log that it finished."""
@@ -386,6 +422,11 @@ class Agent:
         self._reporter.tell("worker_started", worker=worker, pid=self._crew.pid(worker))
 
     def _announce_stop(self, reason: str) -> None:
+        if self._host and self._interrupts:
+            # Of several hosts, this one leaves; `holdfast stop` ends the run on all.
+            self._attempt(lambda: self._ledger.delete(self._size_key))
+            self._crew.ask_all_to_leave()
+            return
         try:
             self._ledger.put(KEY_STOP, encode_json({"reason": reason}))
         except LedgerError as error:

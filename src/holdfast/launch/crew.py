@@ -6,6 +6,7 @@ Owned by the agent's main thread. Deaths are noticed elsewhere (processes.DeathW
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from holdfast.core.words import (
     Registration,
     decode_json,
     encode_json,
+    host_of,
+    incarnation_of,
     slot_of,
     worker_id,
 )
@@ -27,6 +30,8 @@ from holdfast.launch.proc import find_workers
 from holdfast.launch.processes import DeathWatch, WorkerProcess, fence
 from holdfast.launch.settings import RunSettings
 from holdfast.ledger.port import Ledger
+
+_LOG_NAME = re.compile(r"w\d+\.\d+(@.+)?")
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,12 @@ class Crew:
         ledger: Ledger,
         deaths: DeathWatch,
         refused: Callable[[HoldfastError | OSError], None],
+        *,
+        listen: str,
     ) -> None:
         self._settings = settings
+        self._host = settings.host
+        self._listen = listen
         self._directory = directory
         self._socket_dir = socket_dir
         self._ledger = ledger
@@ -70,16 +79,20 @@ class Crew:
 
     def start(self, slot: int) -> str:
         """Start a worker in `slot`. Raises OSError if the system does not let us."""
-        worker = worker_id(slot, self._next_incarnation(slot))
+        worker = worker_id(slot, self._next_incarnation(slot), self._host)
         settings = self._settings
         place = WorkerEnvironment(
             run_dir=self._directory.path,
             worker=worker,
             socket_dir=self._socket_dir,
             path=settings.path,
-            listen=settings.listen,
+            listen=self._listen,
             threads=settings.threads,
             lease_s=settings.lease_s,
+            ledger=settings.ledger,
+            host=self._host,
+            keys=settings.keys,
+            advertise=settings.advertise,
         )
         variables = {
             **os.environ,
@@ -106,13 +119,14 @@ class Crew:
         """One more than this slot has had, by the ledger, the logs on disk and our own memory."""
         known = self._incarnations.get(slot, 0)
         if not known:
-            numbers = (path.stem.partition(".")[2] for path in self._directory.logs.glob(f"w{slot}.*.log"))
-            known = max((int(number) for number in numbers if number.isdigit()), default=0)
+            names = [path.name.removesuffix(".log") for path in self._directory.logs.glob(f"w{slot}.*.log")]
+            known = max((incarnation_of(name) for name in names if _LOG_NAME.fullmatch(name)), default=0)
+        key = f"{KEY_INCARNATIONS}{slot}@{self._host}" if self._host else f"{KEY_INCARNATIONS}{slot}"
         try:
-            entry = self._ledger.get(f"{KEY_INCARNATIONS}{slot}")
+            entry = self._ledger.get(key)
             if entry is not None:
                 known = max(known, int(decode_json(entry.value).get("count", 0)))
-            self._ledger.put(f"{KEY_INCARNATIONS}{slot}", encode_json({"count": known + 1}))
+            self._ledger.put(key, encode_json({"count": known + 1}))
         except (LedgerError, ProtocolError) as error:
             self._refused(error)
         self._incarnations[slot] = known + 1
@@ -133,8 +147,7 @@ class Crew:
             if process is not None:
                 processes[found.worker] = process
                 slot = slot_of(found.worker)
-                incarnation = int(found.worker.partition(".")[2])
-                newest[slot] = max(newest.get(slot, (0, "")), (incarnation, found.worker))
+                newest[slot] = max(newest.get(slot, (0, "")), (incarnation_of(found.worker), found.worker))
         living = {name for _, name in newest.values()}
         for name, process in processes.items():
             if name in living:
@@ -148,7 +161,7 @@ class Crew:
         dead = []
         for entry in self._ledger.read(KEY_WORKERS).entries:
             worker = entry.key[len(KEY_WORKERS) :]
-            if worker not in living:
+            if worker not in living and host_of(worker) == self._host:
                 try:
                     fence(self._ledger, worker)
                 except LedgerError as error:  # its lease will run out

@@ -57,24 +57,26 @@ def fresh_name(home: Path, script: str, *, now: float) -> str:
             raise _unwritable(folder, error) from error
 
 
-def run_names(home: Path) -> list[str]:
+def runs_in(home: Path) -> list[RunDirectory]:
+    """Everything that looks like a run. Of a run on several hosts, each host's part by itself."""
+    found = []
     with contextlib.suppress(OSError):
-        return sorted(
-            path.name
-            for path in runs_directory(home).iterdir()
-            if NAME.fullmatch(path.name) and (path / "run.json").is_file()
-        )
-    return []
+        for path in sorted(runs_directory(home).iterdir()):
+            name, at, host = path.name.partition("@")
+            if NAME.fullmatch(name) and (not at or NAME.fullmatch(host)) and (path / "run.json").is_file():
+                found.append(RunDirectory(home, name, host))
+    return found
 
 
 class RunDirectory:
-    """Paths of one run."""
+    """Paths of one run, or of one host's part of it: hosts may share a home directory."""
 
-    def __init__(self, home: Path, name: str) -> None:
+    def __init__(self, home: Path, name: str, host: str = "") -> None:
         check_name(name)
         self.home = home
         self.name = name
-        self.path = runs_directory(home) / name
+        self.host = host
+        self.path = runs_directory(home) / (f"{name}@{host}" if host else name)
         self.ledger = self.path / "ledger"
         self.logs = self.path / "logs"
         self.events = self.path / "events"

@@ -52,6 +52,11 @@ class WorkerEnvironment:
     advertise: str = ""  # the address that workers of other hosts dial, where it is not the one that we listen on
 
     @property
+    def run(self) -> str:
+        """The run's name. On several hosts the directory has the host's in its own."""
+        return self.run_dir.name.partition("@")[0]
+
+    @property
     def ledger_socket(self) -> Path:
         return self.socket_dir / LEDGER_SOCKET
 

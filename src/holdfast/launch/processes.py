@@ -14,12 +14,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, LedgerUnavailable
 from holdfast.core.words import KEY_DEAD, KEY_VIEW, KEY_WORKERS, View
 from holdfast.launch.proc import process_started
 from holdfast.ledger.port import Ledger
 
 DEAD_MAX = 128
+FENCE_AGAIN_S = 0.5
 
 
 class WorkerProcess:
@@ -125,6 +126,7 @@ class DeathWatch:
         self._ledger = ledger
         self._report = report
         self._processes: dict[int, WorkerProcess] = {}
+        self._unfenced: list[str] = []  # the ledger did not answer when they died
         self._epoll = select.epoll()
         self._wake_read, self._wake_write = os.pipe()
         self._epoll.register(self._wake_read, select.EPOLLIN)
@@ -143,12 +145,24 @@ class DeathWatch:
 
     def _run(self) -> None:
         while True:
-            ready = [descriptor for descriptor, _ in self._epoll.poll()]
+            ready = [descriptor for descriptor, _ in self._epoll.poll(FENCE_AGAIN_S if self._unfenced else None)]
             for descriptor in ready:
                 if descriptor != self._wake_read:
                     self._bury(self._processes.pop(descriptor))
             if self._wake_read in ready:
                 return
+            self._fence_again()
+
+    def _fence_again(self) -> None:
+        """The others wait for the ledger to say who died: as soon as it is back, not when the lease runs out."""
+        while self._unfenced:
+            try:
+                fence(self._ledger, self._unfenced[0])
+            except LedgerUnavailable:
+                return
+            except (HoldfastError, OSError):
+                pass  # it answers, and refuses: the lease will run out
+            del self._unfenced[0]
 
     def _bury(self, process: WorkerProcess) -> None:
         self._epoll.unregister(process.pidfd)
@@ -156,7 +170,8 @@ class DeathWatch:
         try:
             fence(self._ledger, process.worker)  # first: the others wait for this
         except (HoldfastError, OSError) as error:
-            trouble = str(error).partition("\n")[0]  # the lease will run out
+            trouble = str(error).partition("\n")[0]
+            self._unfenced.append(process.worker)
         code, number = process.reap()
         process.close()
         self._report(process, code, number, trouble)

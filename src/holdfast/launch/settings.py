@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError
+from holdfast.launch.addresses import parse_listen
 from holdfast.launch.environment import PATHS
 
 WORKERS_MAX = 1024
@@ -18,12 +19,11 @@ THREADS_MAX = 1024
 RESTARTS_MAX = 1_000_000
 LEASE_S_MIN, LEASE_S_MAX = 0.2, 3600.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_PORTS = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """One run on one host. `script` is a path or, if `module` is true, the name of a module (python -m)."""
+    """One host's part of a run. `script` is a path or, if `module` is true, the name of a module (python -m)."""
 
     name: str
     script: str
@@ -36,6 +36,10 @@ class RunSettings:
     path: str = "auto"
     listen: str = ""
     lease_s: float = 2.0
+    ledger: str = ""  # etcd://...: the run is on several hosts
+    host: str = ""  # this host's name among them
+    keys: str = ""  # the directory with the run's keys
+    advertise: str = ""
 
     def validate(self) -> None:
         check_name(self.name)
@@ -57,8 +61,37 @@ class RunSettings:
                     "--listen is for the network path, and --path asks for shared memory",
                     hint="leave out one of them; workers of one host need no --listen",
                 )
+        self._validate_hosts()
         if not self.module:
             _check_script(self.script)
+
+    def _validate_hosts(self) -> None:
+        """What a run on several hosts needs, and what only such a run can have."""
+        if not self.ledger:
+            for option, value in (("--host", self.host), ("--advertise", self.advertise)):
+                if value:
+                    raise ConfigError(
+                        f"{option} is for a run on several hosts, and this one has no --ledger",
+                        hint="name the ledger, --ledger etcd://HOST:2379, or leave the option out",
+                    )
+            return
+        from holdfast.ledger.etcd import check_url  # loads grpc
+
+        check_url(self.ledger)
+        if not NAME.fullmatch(self.host):
+            raise ConfigError(
+                f"{self.host!r} cannot be the name of a host", hint="give it another name for this run with --host NAME"
+            )
+        if not self.keys:
+            raise ConfigError(
+                "a run on several hosts needs keys, so that nobody else can join it",
+                hint="make them once with `holdfast keys create DIR`, copy DIR to every host, and give --keys DIR",
+            )
+        if self.path == "shared-memory":
+            raise ConfigError(
+                "--path asks for shared memory, which hosts do not have between them",
+                hint="leave --path out: workers of one host share memory, and hosts talk over the network",
+            )
 
     def worker_command(self) -> list[str]:
         target = ["-m", self.script] if self.module else [self.script]
@@ -85,6 +118,10 @@ def _command(settings: RunSettings, home: Path) -> str:
         ("--path", "path"),
         ("--listen", "listen"),
         ("--lease", "lease_s"),
+        ("--ledger", "ledger"),
+        ("--host", "host"),
+        ("--keys", "keys"),
+        ("--advertise", "advertise"),
     ):
         value = getattr(settings, name)
         if value != defaults[name]:
@@ -98,6 +135,12 @@ def check_name(name: str) -> None:
             f"{name!r} cannot be the name of a run",
             hint="use up to 64 letters, digits, dots, dashes and underscores, starting with a letter or digit",
         )
+
+
+def host_name() -> str:
+    """This machine's name as far as it can stand in a worker's."""
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in socket.gethostname())
+    return name.strip("._-")[:64] or "host"
 
 
 def check_workers(workers: int) -> None:
@@ -122,57 +165,3 @@ def _check_script(script: str) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"cannot read {script}: {error.strerror}", hint="check its permissions") from error
-
-
-def parse_listen(listen: str) -> tuple[str, range]:
-    """`HOST`, `HOST:PORT` or `HOST:FIRST-LAST`; the range is empty if any port will do."""
-    host, colon, ports = listen.rpartition(":")
-    if not colon:
-        return listen, range(0)
-    match = _PORTS.fullmatch(ports)
-    if match is None or not host:
-        raise ConfigError(
-            f"--listen {listen} is neither HOST nor HOST:FIRST-LAST", hint="for example --listen 127.0.0.1:29500-29599"
-        )
-    first = int(match[1])
-    last = int(match[2] or match[1])
-    if not 1 <= first <= last <= 65535:
-        raise ConfigError(
-            f"--listen {listen}: {ports} is not a range of ports", hint="ports are from 1 to 65535, the lower first"
-        )
-    return host.strip("[]"), range(first, last + 1)
-
-
-def check_listen(listen: str, needed: int) -> None:
-    """Fail now, in one sentence, rather than later in every worker."""
-    host, ports = parse_listen(listen)
-    try:
-        family, _, _, _, _ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise ConfigError(
-            f"--listen: {host} is not an address of this host ({error})", hint="try --listen 127.0.0.1"
-        ) from error
-    free = 0
-    refusal = ""
-    for port in ports or range(1):
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # As servers do: a port that only waits out its last connection is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-                probe.listen(1)
-            except OSError as error:
-                refusal = error.strerror or str(error)
-            else:
-                free += 1
-        if free >= needed:
-            return
-    if not ports and free:
-        return
-    if not ports:
-        raise ConfigError(f"--listen: cannot listen on {host}: {refusal}", hint="try --listen 127.0.0.1")
-    raise ConfigError(
-        f"--listen {listen}: {free} of {len(ports)} ports can be used and the run needs {needed}"
-        + (f" ({refusal})" if refusal else ""),
-        hint="give a wider range or another one; workers and spares need a port each",
-    )

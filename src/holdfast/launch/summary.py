@@ -36,6 +36,8 @@ class RunRecord:
     reported: bool = False  # an agent has said that the run is finished
     ended: str = ""  # why the last agent stopped
     workers: dict[str, WorkerRecord] = field(default_factory=dict)
+    cut_off: dict[str, float] = field(default_factory=dict)  # who cannot reach the ledger, since when
+    waiting: dict[str, str] = field(default_factory=dict)  # who does not get on, and why
 
     def feed(self, event: Mapping[str, Any]) -> None:
         """Take one event. Fields that are missing or wrong are passed over: a log is never a reason to fail."""
@@ -52,6 +54,8 @@ class RunRecord:
         step = event.get("step")
         if isinstance(step, int):
             self.step = max(self.step, step)
+        if event["kind"] != "waiting":
+            self.waiting.pop(str(event["who"]), None)
         if handler is not None:
             handler(event)
 
@@ -63,6 +67,7 @@ class RunRecord:
 
     def _on_agent_started(self, event: Mapping[str, Any]) -> None:
         self.ended = ""
+        self.cut_off.pop("agent", None)
 
     def _on_agent_stopped(self, event: Mapping[str, Any]) -> None:
         self.ended = str(event.get("reason", ""))
@@ -72,6 +77,8 @@ class RunRecord:
 
     def _on_worker_exited(self, event: Mapping[str, Any]) -> None:
         record = self.worker(event.get("worker"))
+        self.cut_off.pop(str(event.get("worker")), None)
+        self.waiting.pop(str(event.get("worker")), None)
         record.alive = False
         record.state = str(event.get("reason", "exited"))
         self.failures += record.state in FAILURES
@@ -111,6 +118,15 @@ class RunRecord:
         self.samples_per_s = float(event.get("samples_per_s") or 0.0)
         self.view = max(self.view, int(event.get("view", 0)))
 
+    def _on_ledger_down(self, event: Mapping[str, Any]) -> None:
+        self.cut_off.setdefault(str(event["who"]), float(event["t"]))
+
+    def _on_ledger_up(self, event: Mapping[str, Any]) -> None:
+        self.cut_off.pop(str(event["who"]), None)
+
+    def _on_waiting(self, event: Mapping[str, Any]) -> None:
+        self.waiting[str(event["who"])] = str(event.get("reason", ""))
+
     def _on_evicted(self, event: Mapping[str, Any]) -> None:
         self._move(event["who"], "evicted")
 
@@ -144,6 +160,10 @@ def progress_line(record: RunRecord, *, workers: int) -> str:
         parts.append(f"view {record.view}")
     if record.failures:
         parts.append(f"{count(record.failures, 'failure')} survived")
+    if record.cut_off:
+        parts.append("ledger away: membership frozen")
+    if record.waiting:
+        parts.append(f"paused: {next(iter(record.waiting.values()))}")
     return " · ".join(parts)
 
 

@@ -146,11 +146,18 @@ class Narrator:
 
     def _on_ledger_down(self, event: Mapping[str, Any]) -> str:
         said, self._ledger_down = self._ledger_down, True
-        return "" if said else f"{event['who']} cannot reach the ledger; training goes on: {event.get('reason')}"
+        if said:
+            return ""
+        return (
+            f"{event['who']} cannot reach the ledger; the membership is frozen, training goes on: {event.get('reason')}"
+        )
 
     def _on_ledger_up(self, event: Mapping[str, Any]) -> str:
         said, self._ledger_down = self._ledger_down, False
         return "the ledger is back" if said else ""
+
+    def _on_waiting(self, event: Mapping[str, Any]) -> str:
+        return f"{event['who']} is paused at step {event.get('step')}: {event.get('reason')}"
 
     def _on_warning(self, event: Mapping[str, Any]) -> str:
         return f"{event['who']} warns: {event.get('text')}"

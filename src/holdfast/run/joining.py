@@ -23,8 +23,8 @@ from holdfast.data.loader import ShardLoader
 from holdfast.data.shards import ShardPlan
 from holdfast.events import EventLog
 from holdfast.launch.environment import PATHS, WorkerEnvironment
+from holdfast.launch.ledgers import open_ledger
 from holdfast.launch.proc import process_started
-from holdfast.ledger.embedded import EmbeddedLedger
 from holdfast.ledger.memory import MemoryLedger
 from holdfast.ledger.port import Ledger
 from holdfast.membership.machine import Machine
@@ -123,7 +123,7 @@ def join(
         feed=feed,
         events=place.events,
         loops=loops,
-        name=environment.run_dir.name if environment else "",
+        name=environment.run if environment else "",
         non_finite=non_finite,
     )
     _end_with_process(run, place)
@@ -180,7 +180,7 @@ class _Place:
         self.me = environment.worker
         self.secret = environment.secret()
         self.lease_s = environment.lease_s
-        self.ledger = EmbeddedLedger(environment.ledger_socket, self.secret)
+        self.ledger = open_ledger(environment.ledger, environment.run, environment.ledger_socket, self.secret)
         self.events = EventLog(environment.run_dir / "events" / f"{self.me}.jsonl", self.me)
 
     @property
@@ -196,13 +196,20 @@ class _Place:
         deadline = time.monotonic() + LEDGER_WAIT_S
         if self.environment is None:
             self.ledger.put(KEY_SIZE, encode_json({"workers": 1}))
+        told = False
         while True:
             try:
                 self._agree(config, numerics)
-                return
-            except LedgerUnavailable:
-                if time.monotonic() > deadline:
+                break
+            except LedgerUnavailable as error:
+                # etcd comes back; an agent that is gone with its ledger may not, and nobody else would end us then.
+                if time.monotonic() > deadline and not (self.environment and self.environment.ledger):
                     raise
+                if not told:
+                    self.events.write("ledger_down", reason=error.message)
+                    told = True
+        if told:
+            self.events.write("ledger_up")
 
     def _agree(self, config: RunConfig, numerics: str) -> None:
         if self.ledger.compare_and_set(KEY_CONFIG, config.encode(), expected=0) is None:
@@ -237,7 +244,7 @@ class _Place:
         address = self._listen(arena, desk)
         registration = Registration(
             id=self.me,
-            host=socket.gethostname(),
+            host=(self.environment.host if self.environment else "") or socket.gethostname(),
             pid=os.getpid(),
             pid_started=process_started(os.getpid()) or 0,
             address=address,

@@ -39,6 +39,7 @@ from holdfast.state.snapshot import Holder, Snapshot
 from holdfast.state.transfer import fetch
 
 TICK_S = 0.2
+PAUSED_S = 2.0  # then a worker without a group says why it does not get on
 SOURCES_MAX = 2  # peers that a joiner fetches from at once
 
 
@@ -92,6 +93,8 @@ class Worker:
         self._directive: m.Compute | m.Commit | None = None
         self._ended: m.End | None = None
         self._broken_at: float | None = None
+        self._paused_since: float | None = None
+        self._paused_for = ""
         # Optimizers keep a few numbers per parameter, extras a copy or two: more than this is no snapshot of ours.
         self._snapshot_bytes_max = 16 * arena.slot_bytes + (1 << 30)
         self._recomputed = 0
@@ -163,8 +166,10 @@ class Worker:
         if group is None:
             self._idle_poll.poll(TICK_S * 1000)
             news: list[Said | Gone] = []
+            self._say_why_paused()
         else:
             news = group.poll(TICK_S)
+            self._paused_since = None
         if news:
             assert group is not None
             for item in news:
@@ -172,6 +177,20 @@ class Worker:
         elif self._mailbox.is_empty:
             self._mailbox.clear()  # a wake-up whose item was taken before it came must not keep the poll awake
             self._queue.append(m.Tick())
+
+    def _say_why_paused(self) -> None:
+        """A worker that was a member and has no group: cut off, or the ledger is away. Each reason is told once."""
+        if self.machine.view is None:
+            return
+        now = self._clock()
+        if self._paused_since is None:
+            self._paused_since, self._paused_for = now, ""
+        reason = self.machine.reason
+        if self._feed.down_since is not None:
+            reason = f"it cannot reach the ledger, without which no new view can be agreed ({reason})"
+        if now - self._paused_since > PAUSED_S and reason != self._paused_for:
+            self._paused_for = reason
+            self._events.write("waiting", step=self.machine.next, reason=reason)
 
     def _take(self, group: Group, item: Said | Gone) -> None:
         number = group.view.number
