@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from holdfast.core.errors import ConfigError, LedgerRefused, LedgerUnavailable, PeerError, ProtocolError
 from holdfast.ledger import wire
 from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer, Patience, ServerLimits
-from holdfast.ledger.handshake import MAC_BYTES, MAGIC, NONCE_BYTES, client_handshake, server_handshake
 from holdfast.ledger.port import VALUE_BYTES_MAX
+from holdfast.trust.handshake import MAC_BYTES, MAGIC, NONCE_BYTES, client_handshake, server_handshake
 
 from .contract import WAIT_S
 from .serving import SECRET

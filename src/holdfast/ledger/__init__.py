@@ -4,6 +4,6 @@
     memory.py      a ledger inside one process: a run of one worker, and tests
     embedded.py    a ledger for one host: a durable server in the agent, clients in the workers
 
-Below those: machine.py decides (pure), journal.py makes decisions durable, handshake.py proves that a connection
+Below those: machine.py decides (pure), journal.py makes decisions durable, trust/ proves that a connection
 belongs to the run, wire.py is what is said on it, connection.py and server.py serve, channel.py and client.py ask.
 """

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError, LedgerRefused, LedgerUnavailable, PeerError, ProtocolError
-from holdfast.ledger.handshake import client_handshake
 from holdfast.ledger.wire import PURPOSE, take_frame
+from holdfast.trust.handshake import client_handshake
 
 SOCKET_PATH_BYTES_MAX = 107  # of sockaddr_un, without its final zero
 RETRY_S_MIN = 0.005

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.core.errors import ProtocolError
-from holdfast.ledger.handshake import ServerHandshake
 from holdfast.ledger.wire import Request, decode_request, take_frame
+from holdfast.trust.handshake import ServerHandshake
 
 _READ_BYTES = 64 * 1024
 

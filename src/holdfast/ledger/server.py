@@ -29,10 +29,10 @@ from holdfast.core.errors import (
 from holdfast.ledger import wire
 from holdfast.ledger.channel import check_socket_path
 from holdfast.ledger.connection import Connection, Patience, WatchCursor
-from holdfast.ledger.handshake import ServerHandshake
 from holdfast.ledger.journal import GARBAGE_BYTES_MAX, Journal
 from holdfast.ledger.machine import LedgerMachine, Record
 from holdfast.ledger.wire import PURPOSE, Request
+from holdfast.trust.handshake import ServerHandshake
 
 TICK_S = 0.2
 REFUSED_EXPIRY_RETRY_S = 0.5

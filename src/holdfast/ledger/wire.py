@@ -26,7 +26,7 @@ from holdfast.core.words import decode_json, encode_json
 from holdfast.ledger.port import Change, Entry
 
 FRAME_BYTES_MAX = 256 * 1024
-PURPOSE = b"ledger"  # see handshake.py
+PURPOSE = b"ledger"  # see trust/handshake.py
 _BATCH_BYTES = 96 * 1024  # with one more value of the largest size this still fits a frame
 _LENGTH = struct.Struct(">I")
 _INTEGER_MAX = 2**63 - 1

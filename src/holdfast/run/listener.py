@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError, PeerError, ProtocolError
-from holdfast.launch.settings import parse_listen
-from holdfast.ledger.handshake import client_handshake, server_handshake
+from holdfast.launch.addresses import parse_listen
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.groups import Connection
+from holdfast.trust.handshake import client_handshake, server_handshake
 
 PURPOSE = b"worker"
 HELLO_BYTES_MAX = 4096

@@ -7,7 +7,8 @@
 
 The secret itself never travels, fresh nonces make a recording worthless, and the role and the purpose in each
 proof keep it from being played back to its sender or to another kind of server. When a handshake has ended well,
-both sides know it. What follows on the connection is neither encrypted nor signed.
+both sides know it. It neither encrypts nor signs what follows on the connection: between hosts it runs inside TLS
+(tls.py).
 
 `ClientHandshake` and `ServerHandshake` do no IO: send `opening`, then feed exactly `need` bytes at a time and send
 what comes back, until `need` is 0. `client_handshake` and `server_handshake` drive them on a blocking socket.
