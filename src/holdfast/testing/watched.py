@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,28 @@ class Failed(Exception):
 
 
 class Watched:
-    """Owned by one thread. What it knows is as of the last `look`."""
+    """Owned by one thread. What it knows is as of the last `look`.
 
-    def __init__(self, home: Path, name: str, options: list[str], script: list[str]) -> None:
+    Of a run on several hosts it is one host's part; `prefix` is what brings its commands to that host.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        name: str,
+        options: list[str],
+        script: list[str],
+        *,
+        host: str = "",
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.home = home
         self.name = name
-        self._options = options
+        self.host = host
+        self._options = [*options, "--host", host] if host else options
         self._script = script
-        self._directory = RunDirectory(home_directory(str(home)), name)
+        self._prefix = prefix
+        self._directory = RunDirectory(home_directory(str(home)), name, host)
         self._reader = EventReader(self._directory.events)
         self.agent: subprocess.Popen[bytes] | None = None
         self.pids: dict[str, int] = {}  # of workers that live
@@ -48,7 +62,7 @@ class Watched:
         self.registered: set[str] = set()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "holdfast", "run", "--dir", str(self.home), "--run", self.name]
+        command = [*self._prefix, sys.executable, "-m", "holdfast", "run", "--dir", str(self.home), "--run", self.name]
         with self.log_path.open("ab") as output:
             self.agent = subprocess.Popen(
                 [*command, *self._options, *self._script], stdout=output, stderr=output, start_new_session=True
@@ -97,7 +111,18 @@ class Watched:
             time.sleep(period_s)
 
     def scale(self, workers: int) -> None:
-        command = [sys.executable, "-m", "holdfast", "scale", "--dir", str(self.home), self.name, str(workers)]
+        name = f"{self.name}@{self.host}" if self.host else self.name
+        command = [
+            *self._prefix,
+            sys.executable,
+            "-m",
+            "holdfast",
+            "scale",
+            "--dir",
+            str(self.home),
+            name,
+            str(workers),
+        ]
         deadline = time.monotonic() + SCALE_TRIES_S
         while (done := subprocess.run(command, capture_output=True, text=True)).returncode != 0:
             if time.monotonic() > deadline:  # until then the agent may be coming up
@@ -119,7 +144,7 @@ class Watched:
 
     @property
     def log_path(self) -> Path:
-        return self.home / f"{self.name}.log"
+        return self.home / f"{self._directory.path.name}.log"
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
@@ -128,11 +153,17 @@ class Watched:
         """Nothing of the run is left behind, whatever happened. The agent goes first: it would replace workers."""
         if self.agent is None:
             return
+        self.power_off()
+
+    def power_off(self) -> None:
+        """End the agent and all workers at once."""
+        assert self.agent is not None
         if self.agent.poll() is None:
             self.agent.kill()
         self.agent.wait(10)
         for worker in find_workers(self._directory.path):
             send(worker.pid, signal.SIGKILL)
+            self.pids.pop(worker.worker, None)
 
 
 def send(pid: int, number: int) -> None:
