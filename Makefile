@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+ETCD := $(VENV)/.etcd
 # Real workers share the cores with the tests around them: more than two at a time only slows all down.
 JOBS ?= 2
 
 .PHONY: install demo test lint format bench soak clean
 
-install: $(STAMP)
+install: $(STAMP) $(ETCD)
 
 # torch comes first and exactly: a range would bring a build of several gigabytes.
 $(STAMP): pyproject.toml
@@ -17,6 +18,11 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+# For the ledger of several hosts. Never fails: without etcd its tests are skipped, and say so.
+$(ETCD): scripts/install_etcd.sh $(STAMP)
+	scripts/install_etcd.sh
 	touch $@
 
 demo: install
@@ -48,4 +54,4 @@ soak: install
 	$(BIN)/python -m holdfast.testing.simulator --schedules 1000000
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .tools build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
