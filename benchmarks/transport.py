@@ -97,10 +97,8 @@ def work(rank: int, worker: Worker, elements: int, rendezvous: str, pipe: Pipe) 
     dist.destroy_process_group()
 
 
-def measure(count: int, elements: int) -> dict[str, float]:
-    """Median seconds by system, each repeat taken at its slowest worker."""
-    layout = Layout([torch.empty(elements, device="meta")])
-    arenas = [Arena.create(count, layout.slot_bytes) for _ in range(count)]
+def connect(count: int) -> dict[tuple[int, int], socket.socket]:
+    """A connection over loopback for each pair, by who has which end."""
     pairs: dict[tuple[int, int], socket.socket] = {}
     for a in range(count):
         for b in range(a + 1, count):
@@ -109,6 +107,14 @@ def measure(count: int, elements: int) -> dict[str, float]:
                 pairs[b, a], _ = server.accept()
     for sock in pairs.values():
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return pairs
+
+
+def measure(count: int, elements: int) -> dict[str, float]:
+    """Median seconds by system, each repeat taken at its slowest worker."""
+    layout = Layout([torch.empty(elements, device="meta")])
+    arenas = [Arena.create(count, layout.slot_bytes) for _ in range(count)]
+    pairs = connect(count)
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as directory:
         rendezvous = f"file://{Path(directory) / 'store'}"
