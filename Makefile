@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ETCD := $(VENV)/.etcd
+NETWORK := $(VENV)/.network
 # Real workers share the cores with the tests around them: more than two at a time only slows all down.
 JOBS ?= 2
 
 .PHONY: install demo test lint format bench soak clean
 
-install: $(STAMP) $(ETCD)
+install: $(STAMP) $(ETCD) $(NETWORK)
 
 # torch comes first and exactly: a range would bring a build of several gigabytes.
 $(STAMP): pyproject.toml
@@ -23,6 +24,11 @@ $(STAMP): pyproject.toml
 # For the ledger of several hosts. Never fails: without etcd its tests are skipped, and say so.
 $(ETCD): scripts/install_etcd.sh $(STAMP)
 	scripts/install_etcd.sh
+	touch $@
+
+# For hosts in network namespaces. Never fails either.
+$(NETWORK): scripts/install_network_tools.sh $(STAMP)
+	scripts/install_network_tools.sh
 	touch $@
 
 demo: install

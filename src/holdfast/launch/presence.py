@@ -52,13 +52,14 @@ class HostPresence:
         self._thread.start()
 
     def _claim(self) -> bool:
+        entry = self._ledger.get(self._key)
+        if entry is not None and not self._is_dead(entry.value):
+            return False
         lease = self._ledger.grant(LEASE_S)
-        if self._ledger.compare_and_set(self._key, self._value, expected=0, lease=lease) is None:
-            entry = self._ledger.get(self._key)
-            if entry is not None and not self._is_dead(entry.value):
-                self._ledger.revoke(lease)
-                return False
-            self._ledger.put(self._key, self._value, lease=lease)
+        expected = entry.revision if entry is not None else 0
+        if self._ledger.compare_and_set(self._key, self._value, expected=expected, lease=lease) is None:
+            self._ledger.revoke(lease)
+            return False
         self._lease = lease
         return True
 
@@ -66,10 +67,12 @@ class HostPresence:
         """An agent of this very machine whose process is gone. Of another machine's only the lease can tell."""
         try:
             other = decode_json(value)
-        except ProtocolError:
-            return True
-        same_machine = other.get("boot") == _boot()
-        return same_machine and process_started(int(other.get("pid") or 0)) != other.get("pid_started")
+            pid = int(other.get("pid") or 0)
+        except (ProtocolError, TypeError, ValueError):
+            return False
+        if value == self._value:
+            return True  # our own, written by a call whose answer was lost
+        return other.get("boot") == _boot() and process_started(pid) != other.get("pid_started")
 
     def _keep(self) -> None:
         while not self._closing.wait(LEASE_S / 4):

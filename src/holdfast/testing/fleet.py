@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
 from holdfast.launch.proc import process_state
 from holdfast.testing.watched import LOG_SHOWN, WAIT_S, Failed, Watched
@@ -13,19 +12,8 @@ from holdfast.testing.watched import LOG_SHOWN, WAIT_S, Failed, Watched
 class Fleet:
     """Owned by one thread. What it knows is as of the last `look`; a host is looked at as if it were reachable."""
 
-    def __init__(
-        self,
-        home: Path,
-        name: str,
-        hosts: Mapping[str, Sequence[str]],
-        options: list[str],
-        script: list[str],
-    ) -> None:
-        """`hosts`: the name of each, and what to put before a command that is to run there."""
-        self.home = home
-        self.hosts = {
-            host: Watched(home, name, options, script, host=host, prefix=prefix) for host, prefix in hosts.items()
-        }
+    def __init__(self, parts: Iterable[Watched]) -> None:
+        self.hosts = {part.host: part for part in parts}
         self.step = 0
         self.off: set[str] = set()  # hosts without power
 
