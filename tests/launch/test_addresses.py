@@ -50,9 +50,9 @@ def test_ipv6_ports() -> None:
     except OSError:
         pytest.skip("this machine has no IPv6 loopback")
     check_listen("::1", 3)
-    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
-        with pytest.raises(ConfigError, match="0 of 1 ports"):
-            check_listen(f"[::1]:{server.getsockname()[1]}", 1)
+    server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    with server, pytest.raises(ConfigError, match="0 of 1 ports"):
+        check_listen(f"[::1]:{server.getsockname()[1]}", 1)
 
 
 def test_the_address_towards_the_ledger() -> None:
