@@ -11,7 +11,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,16 +32,18 @@ from holdfast.reduce.arena import Arena
 from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.sums import Sums
 from holdfast.run.ledger_feed import LedgerFeed
-from holdfast.run.listener import Listener, open_server
+from holdfast.run.listener import Listener
 from holdfast.run.loop import Loops, Run, check_optimizer
 from holdfast.run.mailbox import Mailbox
 from holdfast.run.meeting import Connected
 from holdfast.run.memory import keep_freed_memory
 from holdfast.run.numerics import check_fingerprint, fingerprint, fix_arithmetic
 from holdfast.run.snapshot_desk import SnapshotDesk
+from holdfast.run.sockets import listens_everywhere, open_tcp, open_unix
 from holdfast.run.worker import LeaveRequested, Worker
 from holdfast.state.snapshot import Holder, Stateful
 from holdfast.state.transfer import serve
+from holdfast.trust.keys import Keys, load_keys
 
 LEDGER_WAIT_S = 60.0
 ALONE_LEASE_S = 3600.0
@@ -167,10 +168,11 @@ class _Place:
         self.fingerprint = mark
         self.mailbox = Mailbox()
         self.listener: Listener | None = None
+        self.host = (environment.host if environment else "") or socket.gethostname()
         self.ledger: Ledger
         if environment is None:
             self.me = "w0.1"
-            self.secret = os.urandom(32)
+            self.keys = Keys.from_secret(os.urandom(32))
             self.lease_s = ALONE_LEASE_S
             self.ledger = MemoryLedger()
             self.events = EventLog(None, self.me)
@@ -178,9 +180,9 @@ class _Place:
         if environment.path not in PATHS:
             raise ConfigError(f"the path is {environment.path!r}", hint=f"--path is one of {', '.join(PATHS)}")
         self.me = environment.worker
-        self.secret = environment.secret()
+        self.keys = load_keys(environment.keys) if environment.keys else Keys.from_secret(environment.secret())
         self.lease_s = environment.lease_s
-        self.ledger = open_ledger(environment.ledger, environment.run, environment.ledger_socket, self.secret)
+        self.ledger = open_ledger(environment.ledger, environment.run, environment.ledger_socket, self.keys.secret)
         self.events = EventLog(environment.run_dir / "events" / f"{self.me}.jsonl", self.me)
 
     @property
@@ -241,21 +243,23 @@ class _Place:
         parities = 1 if self.network or not small else 2
         arena = Arena.create(config.shards * parities, layout.slot_bytes)
         desk = SnapshotDesk()
-        address = self._listen(arena, desk)
+        address, local = self._listen(arena, desk)
         registration = Registration(
             id=self.me,
-            host=(self.environment.host if self.environment else "") or socket.gethostname(),
+            host=self.host,
             pid=os.getpid(),
             pid_started=process_started(os.getpid()) or 0,
             address=address,
             fingerprint=self.fingerprint,
+            local=local,
         )
         feed = LedgerFeed(self.ledger, registration, self.mailbox, self.events, lease_s=self.lease_s)
         digest = holder.capture(0).digest()
         two_rounds = not self.network and not small
         worker = Worker(
             Machine(self.me, shards=config.shards, digest=digest, two_rounds=two_rounds),
-            secret=self.secret,
+            keys=self.keys,
+            host=self.host,
             mailbox=self.mailbox,
             feed=feed,
             arena=arena,
@@ -270,15 +274,28 @@ class _Place:
         feed.start()
         return worker, feed
 
-    def _listen(self, arena: Arena, desk: SnapshotDesk) -> str:
+    def _open(self) -> tuple[list[socket.socket], str, str]:
+        """The sockets that we listen on, the address for workers of other hosts, and the one for those of this."""
         environment = self.environment
-        if environment is None:
-            return "none:"
-        path: Path | None = environment.socket_dir / f"{self.me}.sock"
-        listen = environment.listen
-        if self.network and not listen:
-            listen = "127.0.0.1"
-        server, address = open_server(path, listen)
+        assert environment is not None
+        path, listen = environment.socket_dir / f"{self.me}.sock", environment.listen
+        if not environment.host and not listen and not self.network:
+            server, address = open_unix(path)
+            return [server], address, ""
+        if environment.host and not environment.advertise and listens_everywhere(listen):
+            raise ConfigError(
+                f"--listen {listen} is no address that other hosts can dial", hint="add --advertise with one that is"
+            )
+        server, address = open_tcp(listen or "127.0.0.1", environment.advertise)
+        if not environment.host:
+            return [server], address, ""
+        near, local = open_unix(path)
+        return [server, near], address, local
+
+    def _listen(self, arena: Arena, desk: SnapshotDesk) -> tuple[str, str]:
+        if self.environment is None:
+            return "none:", ""
+        servers, address, local = self._open()
 
         def on_snapshot(view: int, sock: socket.socket) -> None:
             snapshot = desk.wait_for(view, SNAPSHOT_WAIT_S)
@@ -286,14 +303,14 @@ class _Place:
                 serve(sock, snapshot)
 
         self.listener = Listener(
-            server,
-            self.secret,
+            servers,
+            self.keys,
             self.me,
-            arena=None if address.startswith("tcp:") else arena,
+            arena=arena,
             on_group=lambda view, connection: self.mailbox.put(Connected(view, connection)),
             on_snapshot=on_snapshot,
         )
-        return address
+        return address, local
 
     def close(self) -> None:
         if self.listener is not None:

@@ -7,6 +7,7 @@ Belongs to the thread of the user's loop; dialling happens in short-lived thread
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from holdfast.core.errors import PeerError
 from holdfast.core.words import Registration, View
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.groups import Connection, Group
-from holdfast.run.listener import Hello, dial
+from holdfast.run.dialling import address_from, dial
+from holdfast.run.greeting import Hello
 from holdfast.run.mailbox import Mailbox
+from holdfast.trust.keys import Keys
 
 PARKED_VIEWS_MAX = 8
 
@@ -35,13 +38,15 @@ class Unreachable:
 
 
 class Meeting:
-    """`arena` is what we share with peers on this host; None where gradients travel over connections."""
+    """`arena` is what we share with peers on this host; None where all gradients travel over connections."""
 
-    def __init__(self, me: str, secret: bytes, mailbox: Mailbox, arena: Arena | None) -> None:
+    def __init__(self, me: str, host: str, keys: Keys, mailbox: Mailbox, arena: Arena | None) -> None:
         self._me = me
-        self._secret = secret
+        self._host = host
+        self._keys = keys
         self._mailbox = mailbox
         self._arena = arena
+        self._registrations: Mapping[str, Registration] = {}
         self._group: Group | None = None
         self._newest = 0
         self._parked: dict[int, dict[str, Connection]] = {}
@@ -50,6 +55,7 @@ class Meeting:
         """Start to connect to all members. Connections and failures arrive in the mailbox."""
         group = self._group = Group(view, self._me)
         self._newest = view.number
+        self._registrations = registrations
         group.watch(self._mailbox.fd)
         for number in [number for number in self._parked if number < view.number]:
             for connection in self._parked.pop(number).values():
@@ -74,22 +80,32 @@ class Meeting:
         elif item.view <= self._newest or len(self._parked) >= PARKED_VIEWS_MAX:  # fence: an old view is over
             item.connection.close()
         else:
-            self._parked.setdefault(item.view, {})[item.connection.peer] = item.connection
+            parked = self._parked.setdefault(item.view, {})
+            if (former := parked.pop(item.connection.peer, None)) is not None:
+                former.close()  # it dialled again, so it has given that one up
+            parked[item.connection.peer] = item.connection
 
     def _adopt(self, group: Group, connection: Connection) -> None:
         peer = connection.peer
         if peer not in group.view.members or peer in group.connections:
             connection.close()
-        elif self._arena is not None and connection.arena is None:
+        elif self._arena is not None and connection.arena is None and self._is_near(connection):
             connection.close()
             self._mailbox.put(Unreachable(group.view.number, peer, "it did not share its memory"))
         else:
             group.add(connection)
 
+    def _is_near(self, connection: Connection) -> bool:
+        """Whether it is of a worker on this host, whose memory we need."""
+        registration = self._registrations.get(connection.peer)
+        if registration is None:
+            return connection.sock.family == socket.AF_UNIX
+        return address_from(self._host, registration).startswith("unix:")
+
     def _dial(self, view: View, registration: Registration) -> None:
         try:
             hello = Hello("group", view.number, self._me)
-            connection = dial(registration.address, self._secret, hello, arena=self._arena)
+            connection = dial(registration, self._host, self._keys, hello, arena=self._arena)
             if connection.peer != registration.id:
                 connection.close()
                 raise PeerError(f"{connection.peer} answered instead")

@@ -13,10 +13,12 @@ class SnapshotDesk:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._offered: tuple[int, Snapshot] | None = None
+        self._newest = 0  # the view of the last offer
 
     def offer(self, view: int, snapshot: Snapshot) -> None:
         with self._changed:
             self._offered = (view, snapshot)
+            self._newest = max(self._newest, view)
             self._changed.notify_all()
 
     def withdraw(self) -> None:
@@ -25,9 +27,9 @@ class SnapshotDesk:
             self._changed.notify_all()
 
     def wait_for(self, view: int, timeout_s: float) -> Snapshot | None:
-        """The snapshot of that view, which may be offered a little later than it is asked for."""
+        """The snapshot of that view, which may be offered a little later than it is asked for, but not again."""
         with self._changed:
-            self._changed.wait_for(lambda: self._offered is not None and self._offered[0] >= view, timeout_s)
+            self._changed.wait_for(lambda: self._newest >= view, timeout_s)
             if self._offered is None or self._offered[0] != view:
                 return None
             return self._offered[1]

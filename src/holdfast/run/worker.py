@@ -30,13 +30,14 @@ from holdfast.reduce.network import Network
 from holdfast.reduce.reduction import Brought, Kept, Path, bring, mean_metrics, present_in
 from holdfast.reduce.shared_memory import SharedMemory
 from holdfast.reduce.sums import Sums
+from holdfast.run.dialling import dial_snapshot
 from holdfast.run.ledger_feed import LedgerFeed, LedgerNews
-from holdfast.run.listener import dial_snapshot
 from holdfast.run.mailbox import Mailbox
 from holdfast.run.meeting import Connected, Meeting, Unreachable
 from holdfast.run.snapshot_desk import SnapshotDesk
 from holdfast.state.snapshot import Holder, Snapshot
 from holdfast.state.transfer import fetch
+from holdfast.trust.keys import Keys
 
 TICK_S = 0.2
 PAUSED_S = 2.0  # then a worker without a group says why it does not get on
@@ -55,7 +56,8 @@ class Worker:
         self,
         machine: Machine,
         *,
-        secret: bytes,
+        keys: Keys,
+        host: str,
         mailbox: Mailbox,
         feed: LedgerFeed,
         arena: Arena,
@@ -72,7 +74,8 @@ class Worker:
         self.sums = sums
         self.kept: Kept | None = None
         self.metrics: dict[str, dict[int, float]] = {}  # of my shards of this step: name -> shard -> value
-        self._secret = secret
+        self._keys = keys
+        self._host = host
         self._mailbox = mailbox
         self._feed = feed
         self._arena = arena
@@ -83,7 +86,7 @@ class Worker:
         self._network = network
         self._small = small
         self._clock = clock
-        self._meeting = Meeting(machine.me, secret, mailbox, None if network else arena)
+        self._meeting = Meeting(machine.me, host, keys, mailbox, None if network else arena)
         self._group: Group | None = None
         self._path: Path | None = None
         self._layout: Layout | None = None
@@ -388,7 +391,7 @@ class Worker:
             if registration is None or len(dialled) == SOURCES_MAX:
                 continue
             with suppress(PeerError):
-                dialled[source] = dial_snapshot(registration.address, self._secret, view.number, self.machine.me)
+                dialled[source] = dial_snapshot(registration, self._host, self._keys, view.number, self.machine.me)
         return dialled
 
     def _compute(self, effect: m.Compute) -> None:
