@@ -3,6 +3,7 @@
 Batch norm, dropout, random augmentation in Python, NumPy and torch, a parameter that only some shards use, weight
 decay with momentum, a schedule, clipping, a frozen layer that thaws midway. With --gate it stops before the step
 that the file names, so that faults can be placed: started again or not, it waits there until the file says more.
+With --times each worker writes down when it applied which step.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("--loaders", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep per shard")
     parser.add_argument("--gate", type=Path)
+    parser.add_argument("--times", type=Path, metavar="DIR")
     args = parser.parse_args()
 
     torch.manual_seed(11)
@@ -105,6 +107,9 @@ def main() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         run.optimizer.step()
         scheduler.step()
+        if args.times is not None:
+            with args.times.joinpath(f"{run.id}.times").open("a") as file:
+                file.write(f"{time.time():.6f} {step.number}\n")
 
 
 if __name__ == "__main__":
