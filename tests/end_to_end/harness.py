@@ -28,10 +28,6 @@ class Training(Watched):
             script = [*script, "--gate", str(self.gate)]
         super().__init__(home, "r", list(options), script)
 
-    @property
-    def directory(self) -> Path:
-        return self.home / "runs" / self.name
-
     def let_go(self, step: int = 1_000_000) -> None:
         partial = self.gate.with_suffix(".new")
         partial.write_text(str(step))
@@ -51,7 +47,7 @@ class Training(Watched):
 
     def end(self) -> None:
         super().end()
-        for found in find_workers(self.directory):
+        for found in find_workers(self.directory.path):
             os.kill(found.pid, signal.SIGKILL)
 
 
@@ -64,7 +60,7 @@ def training(home: Path, *options: str, script: list[str], held_at: int | None =
         yield run
     except BaseException:
         print(f"--- the agent said\n{run.log()[-8000:]}")
-        for event in read_events(run.directory / "events")[-40:]:
+        for event in read_events(run.directory.events)[-40:]:
             print(event)
         raise
     finally:

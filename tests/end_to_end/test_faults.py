@@ -43,7 +43,7 @@ def test_a_kill_at_the_last_step_and_strangers_at_the_doors(quiet: str, tmp_path
     """While the workers wait at their last step: garbage and idle connections on every socket, then a kill."""
     with training(tmp_path, "--workers", "2", script=SCRIPT, held_at=STEPS - 1) as run:
         run.wait(lambda: run.at(STEPS - 1, workers=2), "the last step", DEADLINE_S)
-        sockets = addresses(run.directory)
+        sockets = addresses(run.directory.path)
         assert len(sockets) == 3
         strangers = [stranger for path in sockets for stranger in knock(path)]
         victim = run.living_members()[0]

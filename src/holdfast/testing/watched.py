@@ -50,8 +50,8 @@ class Watched:
         self._options = [*options, "--host", host] if host else options
         self._script = script
         self._prefix = prefix
-        self._directory = RunDirectory(home_directory(str(home)), name, host)
-        self._reader = EventReader(self._directory.events)
+        self.directory = RunDirectory(home_directory(str(home)), name, host)
+        self._reader = EventReader(self.directory.events)
         self.agent: subprocess.Popen[bytes] | None = None
         self.pids: dict[str, int] = {}  # of workers that live
         self.members: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ class Watched:
 
     @property
     def log_path(self) -> Path:
-        return self.home / f"{self._directory.path.name}.log"
+        return self.home / f"{self.directory.path.name}.log"
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
@@ -161,7 +161,7 @@ class Watched:
         if self.agent.poll() is None:
             self.agent.kill()
         self.agent.wait(10)
-        for worker in find_workers(self._directory.path):
+        for worker in find_workers(self.directory.path):
             send(worker.pid, signal.SIGKILL)
             self.pids.pop(worker.worker, None)
 
