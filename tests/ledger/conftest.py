@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.errors import ConfigError
+from holdfast.launch.etcd_cluster import EtcdCluster, find_etcd
 from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer
 
 from .serving import SECRET, ServerProcess
@@ -40,3 +42,25 @@ def process(tmp_path: Path, socket_path: Path) -> Iterator[ServerProcess]:
     process = ServerProcess(tmp_path / "ledger", socket_path)
     yield process
     process.kill()
+
+
+@pytest.fixture(scope="session")
+def etcd() -> str:
+    """The etcd on this machine; tests that need one are skipped without."""
+    try:
+        return find_etcd()
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def one_member(etcd: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    with EtcdCluster(tmp_path_factory.mktemp("etcd"), 1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def three_members(etcd: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """All three serve when a test begins; it leaves them so."""
+    with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
