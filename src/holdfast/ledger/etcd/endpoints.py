@@ -277,6 +277,7 @@ class Endpoints:
                 hint="name members of one cluster only; a cluster whose data was deleted is another one",
             )
 
+
 def _make_channel(address: Address, tls: bool, credentials: Credentials) -> grpc.Channel:
     options: Sequence[tuple[str, int]] = (
         ("grpc.enable_http_proxy", 0),
