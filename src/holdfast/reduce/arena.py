@@ -1,28 +1,38 @@
 """A worker's sums in memory that its peers on the same host can read.
 
 An arena is an anonymous memory file: it has no name, takes room only where it is touched, outlives its owner for
-as long as a peer has it mapped, and is gone when nobody has. Its owner alone writes the slots. The result area of
-the view's first member is written by all members, each its own slice.
+as long as a peer has it mapped, and is gone when nobody has. Its owner alone writes it: a worker that slept, and
+wakes in the middle of what it was writing, spoils nothing for those that went on without it.
 
-    header (one page): the stamp
+    header (one page): the stamp, and the stamp of the result
     slot 0 .. slot n-1: sums of tree nodes
     result: the reduced gradient
 
-The stamp says which view and step the sums belong to. Its owner changes it before it touches a slot; a reader looks
-at it after it has read. So a worker that slept while the others went on cannot mistake new sums for old. (On x86
-stores are seen in order; elsewhere the messages that surround a reduction are the barrier.)
+The stamps say which view and step the sums, and the result, belong to. Their owner changes one before it touches a
+slot or the result; a reader looks at it after it has read. So a worker that slept while the others went on cannot
+mistake new sums for old. (On x86 stores are seen in order; elsewhere the messages that surround a reduction are the
+barrier.)
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
-from holdfast.reduce.layout import PAGE_BYTES, Layout, round_up
+from holdfast.reduce.layout import Layout, round_up
 
+PAGE_BYTES = mmap.PAGESIZE  # slots begin on pages, so that parts of a result can be mapped by themselves
 STAMP_STEPS = 1 << 40
+MAP_FIXED = 0x10  # linux/mman.h; Python's mmap does not have it
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 
 
 class Arena:
@@ -37,7 +47,7 @@ class Arena:
             raise ValueError("the memory file is smaller than its arena")
         self._map = mmap.mmap(fd, size)
         self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._stamp = memoryview(self._map)[:8].cast("q")
+        self._stamps = memoryview(self._map)[:16].cast("q")
 
     @staticmethod
     def size(slots: int, slot_bytes: int) -> int:
@@ -59,15 +69,57 @@ class Arena:
         return self.slot(self.slots, layout)
 
     @property
+    def result_offset(self) -> int:
+        return PAGE_BYTES + self.slots * self.slot_bytes
+
+    @property
     def stamp(self) -> tuple[int, int]:
-        value = self._stamp[0]
-        return value // STAMP_STEPS, value % STAMP_STEPS
+        return divmod(self._stamps[0], STAMP_STEPS)
 
     def set_stamp(self, view: int, step: int) -> None:
-        self._stamp[0] = view * STAMP_STEPS + step
+        self._stamps[0] = view * STAMP_STEPS + step
+
+    @property
+    def result_stamp(self) -> tuple[int, int]:
+        return divmod(self._stamps[1], STAMP_STEPS)
+
+    def claim_result(self, view: int, step: int) -> None:
+        """Before the first byte of this step's mean is written: what was there may no longer be used."""
+        self._stamps[1] = view * STAMP_STEPS + step
+
+    def free_result(self, but: tuple[int, int]) -> None:
+        """Give back the memory of the result area outside these bytes, which begin and end on pages."""
+        start, stop = but
+        for low, high in ((0, start), (stop, self.slot_bytes)):
+            if low < high:
+                self._map.madvise(mmap.MADV_REMOVE, self.result_offset + low, high - low)
 
     def close(self) -> None:
         """Close the file. The memory goes when the last tensor over it does."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def result_parts(layout: Layout, parts: int) -> list[tuple[int, int]]:
+    """The bytes of a result area in even runs of whole pages."""
+    pages = -(-layout.slot_bytes // PAGE_BYTES)
+    edges = [pages * part // parts * PAGE_BYTES for part in range(parts + 1)]
+    return list(pairwise(edges))
+
+
+def joint_result(arenas: Sequence[Arena], layout: Layout) -> torch.Tensor:
+    """The result area of a whole crew as one run of memory, to read: each part of it is in another arena.
+
+    Pages of memory files can be mapped side by side, so nobody copies, and nobody writes into another's arena.
+    """
+    parts = result_parts(layout, len(arenas))
+    memory = torch.frombuffer(mmap.mmap(-1, parts[-1][1]), dtype=torch.uint8)  # unmapped with the last tensor over it
+    for arena, (start, stop) in zip(arenas, parts, strict=True):
+        if start == stop:
+            continue
+        address, offset = memory.data_ptr() + start, arena.result_offset + start
+        mapped = _libc.mmap(address, stop - start, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, arena.fd, offset)
+        if mapped != address:
+            raise OSError(ctypes.get_errno(), "cannot map a part of the result")
+    return memory[: layout.slot_bytes]

@@ -49,7 +49,32 @@ def program(shards: int, nodes: tuple[Range, ...]) -> tuple[tuple[Operation, ...
 def mean_into(
     out: torch.Tensor, operands: Sequence[torch.Tensor], nodes: tuple[Range, ...], shards: int, start: int, stop: int
 ) -> None:
-    """out[start:stop] = the canonical sum of the operands there, divided by the number of shards."""
+    """out[start:stop] = the canonical sum of the operands there, divided by the number of shards.
+
+    `out` may be one of the operands: an element is written after it was read for the last time.
+    """
+    _add_into(out, operands, nodes, shards, shards, start, stop)
+
+
+def sum_into(out: torch.Tensor, operands: Sequence[torch.Tensor], nodes: Sequence[Range], node: Range) -> None:
+    """out = the canonical sum of one node of the tree, from nodes that together are exactly it.
+
+    Where a range is cut depends on its length alone, so below a node the tree is the one over as many shards.
+    """
+    start, stop = node
+    moved = tuple((low - start, high - start) for low, high in nodes)
+    _add_into(out, operands, moved, stop - start, 1, 0, out.numel())
+
+
+def _add_into(
+    out: torch.Tensor,
+    operands: Sequence[torch.Tensor],
+    nodes: tuple[Range, ...],
+    shards: int,
+    divisor: int,
+    start: int,
+    stop: int,
+) -> None:
     operations, temporaries = program(shards, nodes)
     count = len(nodes)
     chunk = min(CHUNK_ELEMENTS, max(1, stop - start))
@@ -60,25 +85,21 @@ def mean_into(
         registers = [operand[low:high] for operand in operands]
         registers += [temporary[: high - low] for temporary in spare]
         if not operations:
-            divide(registers[0], shards, target)
+            divide(registers[0], divisor, target)
             continue
         for left, right, to in operations[:-1]:
             torch.add(registers[left], registers[right], out=registers[to])
         left, right, _ = operations[-1]
         torch.add(registers[left], registers[right], out=target)
-        divide(target, shards, target)
+        divide(target, divisor, target)
     assert count == len(operands)
 
 
-def divide(source: torch.Tensor, shards: int, out: torch.Tensor) -> None:
-    if source.dtype.is_floating_point or source.dtype.is_complex:
-        if shards == 1:
-            if out.data_ptr() != source.data_ptr():
-                out.copy_(source)
-        else:
-            torch.div(source, shards, out=out)
-    elif source.dtype == torch.bool:
+def divide(source: torch.Tensor, divisor: int, out: torch.Tensor) -> None:
+    if divisor == 1 or source.dtype == torch.bool:
         if out.data_ptr() != source.data_ptr():
             out.copy_(source)
+    elif source.dtype.is_floating_point or source.dtype.is_complex:
+        torch.div(source, divisor, out=out)
     else:
-        torch.div(source, shards, rounding_mode="floor", out=out)
+        torch.div(source, divisor, rounding_mode="floor", out=out)

@@ -1,160 +1,214 @@
-"""Reduction over connections: the owner of each slice gathers it from all members, adds in tree order, hands it out.
+"""Reduction over connections: the owner of each slice gathers it from all parties, adds in tree order, hands it out.
 
-Each member sends (n-1)/n of its sums and as much of the mean, which is what a ring or halving-doubling moves, in two
-rounds of messages rather than 2·log2(n). Small gradients go whole to everyone, in one round. See
-docs/decisions/0003-own-connections.md for why this does not use torch's process groups.
+A party is a member, or one member for all of its host (reduce/hosts.py). Each sends (n-1)/n of its sums and as much
+of the mean, which is what a ring or halving-doubling moves, in two rounds of messages rather than 2·log2(n). Small
+gradients go whole to everyone, in one round. See docs/decisions/0003-own-connections.md for why this does not use
+torch's process groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 
 import torch
 
 from holdfast.reduce.arena import Arena
-from holdfast.reduce.arithmetic import mean_into
+from holdfast.reduce.arithmetic import mean_into, sum_into
 from holdfast.reduce.groups import Group
 from holdfast.reduce.layout import Layout, slice_bounds
 from holdfast.reduce.reduction import Brought
 from holdfast.reduce.tree import Range
 
+BLOCK_BYTES = 1024 * 1024  # sums are sent in blocks: while one is on its way, the next is added up
+
+Vectors = list[torch.Tensor]  # one slice of a slot: a vector for each section
+
 
 class Network:
-    """The path over the group's connections, in one view."""
+    """The path over the group's connections, in one view: every member is a party."""
 
     two_rounds = False  # a member that has the mean has heard from everyone: that is the barrier
-    bulk = True
 
     def __init__(self, group: Group, shards: int, arena: Arena, *, small: bool, interrupted: Callable[[], str]) -> None:
+        self.bulk = frozenset(group.view.members) - {group.me}
         self._group = group
-        self._shards = shards
         self._arena = arena
-        self._small = small
-        self._interrupted = interrupted
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._exchange = SliceExchange(group, group.view.members, shards, small=small, interrupted=interrupted)
 
     def reduce(
         self, step: int, layout: Layout, members: Sequence[str], brought: Mapping[str, Brought]
     ) -> tuple[torch.Tensor, Callable[[], bool]]:
-        result = self._arena.result(layout)
-        slices = _byte_slices(layout, 1 if self._small else len(members))
-        me = members.index(self._group.me)
-        peers = [member for member in members if member != self._group.me]
-        mine = slices[0 if self._small else me]
-        scratch = self._receive_sums(step, layout, members, brought, slices, mine)
-        self._add(layout, brought, scratch, result, 0 if self._small else me, len(slices))
-        if not self._small and peers:
-            own = _views(result, mine)
-            theirs = {peer: _views(result, slices[members.index(peer)]) for peer in peers}
-            self._exchange(members, dict.fromkeys(peers, own), theirs)
-        return result, lambda: True
+        arena, stamp = self._arena, (self._group.view.number, step)
+        arena.claim_result(*stamp)
+        result = arena.result(layout)
+        here = [(node, arena.slot(slot, layout)) for node, slot in brought[self._group.me].nodes]
+        nodes = {member: tuple(node for node, _ in brought[member].nodes) for member in members}
+        self._exchange.reduce(layout, here, nodes, result)
+        return result, lambda: arena.result_stamp == stamp
 
-    def _exchange(
-        self,
-        members: Sequence[str],
-        sends: Mapping[str, Sequence[memoryview]],
-        receives: Mapping[str, Sequence[memoryview]],
+
+class SliceExchange:
+    """Parties of a group that hand each other slices: each brings a few nodes of the tree, all get the mean.
+
+    What a party sends may be sums of several slots that it can read; these are added up block by block while they
+    are sent. So it needs memory for its slice of the other parties' nodes, less one, and for one block.
+    """
+
+    def __init__(
+        self, group: Group, parties: Sequence[str], shards: int, *, small: bool, interrupted: Callable[[], str]
     ) -> None:
-        """Small data all at once; large data round by round, to the r-th member after me, from the r-th before.
+        self._group = group
+        self._parties = tuple(parties)
+        self._rank = self._parties.index(group.me)
+        self._shards = shards
+        self._small = small
+        self._interrupted = interrupted
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._block = torch.empty(0, dtype=torch.uint8)
 
-        One stream out and one in keeps busy cores from switching between many half-full buffers.
-        """
-        if self._small:
-            self._group.exchange(list(sends.items()), list(receives.items()), interrupted=self._interrupted)
-            return
-        me, count = members.index(self._group.me), len(members)
-        for distance in range(1, count):
-            to, source = members[(me + distance) % count], members[(me - distance) % count]
-            self._group.exchange([(to, sends[to])], [(source, receives[source])], interrupted=self._interrupted)
-
-    def _receive_sums(
+    def reduce(
         self,
-        step: int,
         layout: Layout,
-        members: Sequence[str],
-        brought: Mapping[str, Brought],
-        slices: Sequence[Sequence[tuple[int, int]]],
-        mine: Sequence[tuple[int, int]],
-    ) -> dict[tuple[str, Range], torch.Tensor]:
-        """Send each peer its slice of my nodes; get my slice of theirs. Slots of peers, as far as I need them."""
-        me = self._group.me
-        foreign = [(member, node) for member in members if member != me for node, _ in brought[member].nodes]
-        need = len(foreign) * layout.slot_bytes if self._small else len(foreign) * _compact_bytes(mine)
+        here: Sequence[tuple[Range, torch.Tensor]],
+        nodes: Mapping[str, tuple[Range, ...]],
+        result: torch.Tensor,
+    ) -> None:
+        """`here` are the slots that I can read; `nodes` is what each party sends, which for me is the sum of these.
+
+        The mean is in `result` afterwards. Nothing else is changed, so that all this can be done again.
+        """
+        parts = 1 if self._small else len(self._parties)
+        means = _cut(layout, result, parts)
+        mine = means[self._rank % parts]
+        slots = [(node, _cut(layout, slot, parts)) for node, slot in here]
+        places = self._make_places(nodes, mine)
+        if self._small:
+            self._gather_at_once(slots, nodes, places)
+        else:
+            self._gather_in_rounds(slots, nodes, places)
+        operands = [(node, cut[self._rank % parts]) for node, cut in slots]
+        operands += [(node, vectors) for (_, node), vectors in places.items()]
+        operands.sort(key=lambda operand: operand[0])
+        order = tuple(node for node, _ in operands)
+        for index, out in enumerate(mine):
+            mean_into(out, [vectors[index] for _, vectors in operands], order, self._shards, 0, out.numel())
+        if not self._small:
+            self._hand_out(means)
+
+    def _make_places(self, nodes: Mapping[str, tuple[Range, ...]], mine: Vectors) -> dict[tuple[str, Range], Vectors]:
+        """Where the others' nodes go, as far as they are of my slice: the first where the mean will be."""
+        foreign = [(party, node) for party in self._parties if party != self._group.me for node in nodes[party]]
+        sizes = [_padded(vector.numel() * vector.element_size()) for vector in mine]
+        need = sum(sizes) * max(0, len(foreign) - 1)
         if self._scratch.numel() < need:
             self._scratch = torch.empty(need, dtype=torch.uint8)
-        places: dict[tuple[str, Range], torch.Tensor] = {}
-        receives: dict[str, list[memoryview]] = {member: [] for member in members if member != me}
+        places: dict[tuple[str, Range], Vectors] = {}
         offset = 0
-        for member, node in foreign:
-            size = layout.slot_bytes if self._small else _compact_bytes(mine)
-            place = places[member, node] = self._scratch[offset : offset + size]
-            offset += size
-            receives[member] += _views(place, mine if self._small else _compact(mine))
-        own = [self._arena.slot(slot, layout) for _, slot in brought[me].nodes]
-        sends = {
-            member: [view for slot in own for view in _views(slot, slices[0 if self._small else rank])]
-            for rank, member in enumerate(members)
-            if member != me
-        }
-        self._exchange(members, sends, receives)
+        for key in foreign:
+            if not places:
+                places[key] = mine
+                continue
+            places[key] = []
+            for vector, size in zip(mine, sizes, strict=True):
+                used = vector.numel() * vector.element_size()
+                places[key].append(self._scratch[offset : offset + used].view(vector.dtype))
+                offset += size
         return places
 
-    def _add(
+    def _gather_at_once(
         self,
-        layout: Layout,
-        brought: Mapping[str, Brought],
-        places: Mapping[tuple[str, Range], torch.Tensor],
-        result: torch.Tensor,
-        part: int,
-        parts: int,
+        slots: Sequence[tuple[Range, list[Vectors]]],
+        nodes: Mapping[str, tuple[Range, ...]],
+        places: Mapping[tuple[str, Range], Vectors],
     ) -> None:
-        owners = sorted((node, member, slot) for member, one in brought.items() for node, slot in one.nodes)
-        nodes = tuple(node for node, _, _ in owners)
-        compact = 0
-        for section, out in zip(layout.sections, layout.vectors(result), strict=True):
-            start, stop = slice_bounds(section.elements, parts, section.dtype.itemsize)[part]
-            low, high = section.offset_bytes + start * section.dtype.itemsize, (stop - start) * section.dtype.itemsize
-            operands = []
-            for node, member, slot in owners:
-                if member == self._group.me:
-                    piece = self._arena.slot(slot, layout)[low : low + high]
-                elif self._small:
-                    piece = places[member, node][low : low + high]
-                else:
-                    piece = places[member, node][compact : compact + high]
-                operands.append(piece.view(section.dtype))
-            compact += _padded(high)
-            mean_into(out[start:stop], operands, nodes, self._shards, 0, stop - start)
+        others = [party for party in self._parties if party != self._group.me]
+        sends = list(self._outgoing(slots, nodes[self._group.me], 0))
+        receives = [
+            (party, [view for node in nodes[party] for view in _blocks(places[party, node])]) for party in others
+        ]
+        self._group.exchange([(party, sends) for party in others], receives, interrupted=self._interrupted)
+
+    def _gather_in_rounds(
+        self,
+        slots: Sequence[tuple[Range, list[Vectors]]],
+        nodes: Mapping[str, tuple[Range, ...]],
+        places: Mapping[tuple[str, Range], Vectors],
+    ) -> None:
+        """Round by round, block by block. Both ends cut alike: nobody waits for a block that is not under way."""
+        for to, source in self._rounds():
+            outgoing = self._outgoing(slots, nodes[self._group.me], self._parties.index(to))
+            incoming = (view for node in nodes[source] for view in _blocks(places[source, node]))
+            for out, into in zip_longest(outgoing, incoming):
+                sends = [] if out is None else [(to, [out])]
+                receives = [] if into is None else [(source, [into])]
+                self._group.exchange(sends, receives, interrupted=self._interrupted)
+
+    def _hand_out(self, means: Sequence[Vectors]) -> None:
+        own = [_bytes_of(vector) for vector in means[self._rank]]
+        for to, source in self._rounds():
+            theirs = [_bytes_of(vector) for vector in means[self._parties.index(source)]]
+            self._group.exchange([(to, own)], [(source, theirs)], interrupted=self._interrupted)
+
+    def _rounds(self) -> Iterator[tuple[str, str]]:
+        """To the r-th party after me, from the r-th before: one stream out and one in.
+
+        That keeps busy cores from switching between many half-full buffers.
+        """
+        count = len(self._parties)
+        for distance in range(1, count):
+            yield self._parties[(self._rank + distance) % count], self._parties[(self._rank - distance) % count]
+
+    def _outgoing(
+        self, slots: Sequence[tuple[Range, list[Vectors]]], nodes: Sequence[Range], part: int
+    ) -> Iterator[memoryview]:
+        """One part of my nodes, in blocks. A block that is a sum is gone when the next one is asked for."""
+        for node in nodes:
+            inside = [(below, cut[part]) for below, cut in slots if node[0] <= below[0] < node[1]]
+            if len(inside) == 1:
+                yield from _blocks(inside[0][1])
+                continue
+            inside.sort(key=lambda operand: operand[0])
+            below = [one for one, _ in inside]
+            for index, vector in enumerate(inside[0][1]):
+                for low, high in _spans(vector):
+                    out = self._room(high - low, vector.dtype)
+                    sum_into(out, [vectors[index][low:high] for _, vectors in inside], below, node)
+                    yield _bytes_of(out)
+
+    def _room(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        if self._small:  # all blocks are sent at once
+            return torch.empty(elements, dtype=dtype)
+        if not self._block.numel():
+            self._block = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
+        return self._block[: elements * dtype.itemsize].view(dtype)
 
 
-def _byte_slices(layout: Layout, parts: int) -> list[list[tuple[int, int]]]:
-    """For each part, the byte ranges of a slot that belong to it: one in each section."""
-    result: list[list[tuple[int, int]]] = [[] for _ in range(parts)]
-    for section in layout.sections:
-        size = section.dtype.itemsize
-        for part, (start, stop) in enumerate(slice_bounds(section.elements, parts, size)):
-            result[part].append((section.offset_bytes + start * size, section.offset_bytes + stop * size))
+def _cut(layout: Layout, memory: torch.Tensor, parts: int) -> list[Vectors]:
+    """A slot in so many parts, each with a run of every section."""
+    result: list[Vectors] = [[] for _ in range(parts)]
+    for section, vector in zip(layout.sections, layout.vectors(memory), strict=True):
+        for part, (start, stop) in enumerate(slice_bounds(section.elements, parts, section.dtype.itemsize)):
+            result[part].append(vector[start:stop])
     return result
+
+
+def _spans(vector: torch.Tensor) -> Iterator[tuple[int, int]]:
+    count, block = vector.numel(), BLOCK_BYTES // vector.element_size()
+    for low in range(0, count, block):
+        yield low, min(low + block, count)
+
+
+def _blocks(vectors: Vectors) -> Iterator[memoryview]:
+    for vector in vectors:
+        for low, high in _spans(vector):
+            yield _bytes_of(vector[low:high])
+
+
+def _bytes_of(vector: torch.Tensor) -> memoryview:
+    data: memoryview = vector.view(torch.uint8).numpy().data
+    return data
 
 
 def _padded(count: int) -> int:
     return (count + 63) // 64 * 64
-
-
-def _compact_bytes(ranges: Sequence[tuple[int, int]]) -> int:
-    return sum(_padded(stop - start) for start, stop in ranges)
-
-
-def _compact(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same ranges, moved together."""
-    result = []
-    offset = 0
-    for start, stop in ranges:
-        result.append((offset, offset + stop - start))
-        offset += _padded(stop - start)
-    return result
-
-
-def _views(memory: torch.Tensor, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-    whole: memoryview = memory.numpy().data
-    return [whole[start:stop] for start, stop in ranges]

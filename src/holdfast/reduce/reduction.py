@@ -1,8 +1,8 @@
-"""A reduction: what every member says with its Ready, and the two ways to add what they bring.
+"""A reduction: what every member says with its Ready, and the ways to add what they bring.
 
-`SharedMemory` reads the peers' slots where they lie. `Network` moves slices over the group's connections. Both give
-the same bits, both leave the sums whole, and both put the mean into memory that nobody touches until every member
-has applied the step.
+`SharedMemory` reads the peers' slots where they lie. `Network` moves slices over the group's connections. `Hosts` does
+the one within a host and the other between hosts. All give the same bits, leave the sums whole, and put the mean into
+memory that nobody touches until every member has applied the step.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class Path(Protocol):
     """How gradients travel."""
 
     two_rounds: bool
-    bulk: bool  # bulk data follows each Ready on the connection
+
+    @property
+    def bulk(self) -> frozenset[str]:
+        """Peers whose connection carries bulk data, both ways, after each Ready."""
 
     def reduce(
         self, step: int, layout: Layout, members: Sequence[str], brought: Mapping[str, Brought]

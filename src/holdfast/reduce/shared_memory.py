@@ -1,8 +1,8 @@
 """Reduction between workers of one host: each member adds one slice of all slots, where they lie.
 
-Large gradients take two rounds: after all Ready, each member writes its slice of the mean into the result area of
-the view's first member; after all Done, everyone reads it. Small ones take one: everyone adds everything for itself,
-and slots alternate between steps, so that nobody overwrites what a slower peer still reads.
+Large gradients take two rounds: after all Ready, each member writes its slice of the mean into its own result area;
+after all Done, everyone reads all slices, which are mapped side by side. Small ones take one: everyone adds everything
+for itself, and slots alternate between steps, so that nobody overwrites what a slower peer still reads.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from holdfast.core.words import View
-from holdfast.reduce.arena import Arena
+from holdfast.reduce.arena import Arena, joint_result, result_parts
 from holdfast.reduce.arithmetic import mean_into
 from holdfast.reduce.groups import BrokenGroup
-from holdfast.reduce.layout import Layout, slice_bounds
+from holdfast.reduce.layout import Layout
 from holdfast.reduce.reduction import Brought
 
 
 class SharedMemory:
     """The path through shared memory, in one view."""
 
-    bulk = False
+    bulk: frozenset[str] = frozenset()
 
     def __init__(self, view: View, me: str, shards: int, arenas: Mapping[str, Arena], *, two_rounds: bool) -> None:
         self.two_rounds = two_rounds
@@ -31,6 +31,7 @@ class SharedMemory:
         self._shards = shards
         self._arenas = arenas
         self._vectors: dict[tuple[str, int, int], tuple[torch.Tensor, ...]] = {}
+        self._joint: tuple[Layout, torch.Tensor] | None = None
 
     def reduce(
         self, step: int, layout: Layout, members: Sequence[str], brought: Mapping[str, Brought]
@@ -39,18 +40,26 @@ class SharedMemory:
         owners.sort()
         nodes = tuple(node for node, _, _ in owners)
         operands = [self._slot_vectors(member, slot, layout) for _, member, slot in owners]
-        home = self._arenas[members[0] if self.two_rounds else self._me]
-        result = home.result(layout)
-        rank, parts = (members.index(self._me), len(members)) if self.two_rounds else (0, 1)
-        for index, (section, out) in enumerate(zip(layout.sections, layout.vectors(result), strict=True)):
-            start, stop = slice_bounds(section.elements, parts, section.dtype.itemsize)[rank]
-            mean_into(out, [vectors[index] for vectors in operands], nodes, self._shards, start, stop)
-        self._check_stamps(step, members)
-        if not self.two_rounds:
-            return result, _always
-        # Its owner may be at the next step already: the result is not touched before we are ready for that too.
-        intact = ((self._view.number, step), (self._view.number, step + 1))
-        return result, lambda: home.stamp in intact
+        writers = [self._arenas[member] for member in (members if self.two_rounds else [self._me])]
+        own, stamp = self._arenas[self._me], (self._view.number, step)
+        low, high = result_parts(layout, len(writers))[writers.index(own)]
+        own.claim_result(*stamp)
+        result = self._readable(layout, writers, own, (low, high))
+        for index, (section, out) in enumerate(zip(layout.sections, layout.vectors(own.result(layout)), strict=True)):
+            start, stop = (_within(edge - section.offset_bytes, section.bytes) for edge in (low, high))
+            size = section.dtype.itemsize
+            vectors = [vectors[index] for vectors in operands]
+            mean_into(out, vectors, nodes, self._shards, start // size, stop // size)
+        # In one round a peer may be at the next step already, in its other slots.
+        check_stamps(self._arenas, members, {stamp} if self.two_rounds else {stamp, (stamp[0], step + 1)})
+        return result, lambda: all(arena.result_stamp == stamp for arena in writers)
+
+    def _readable(self, layout: Layout, writers: Sequence[Arena], own: Arena, part: tuple[int, int]) -> torch.Tensor:
+        if self._joint is None or self._joint[0] is not layout:
+            own.free_result(part)
+            joint = joint_result(writers, layout) if len(writers) > 1 else own.result(layout)
+            self._joint = (layout, joint)
+        return self._joint[1]
 
     def _slot_vectors(self, member: str, slot: int, layout: Layout) -> tuple[torch.Tensor, ...]:
         key = (member, slot, id(layout))
@@ -59,14 +68,13 @@ class SharedMemory:
             vectors = self._vectors[key] = layout.vectors(self._arenas[member].slot(slot, layout))
         return vectors
 
-    def _check_stamps(self, step: int, members: Sequence[str]) -> None:
-        """Fence: a member that went on without us has changed its stamp before it touched what we read."""
-        for member in members:
-            view, at = self._arenas[member].stamp
-            next_step = not self.two_rounds and at == step + 1
-            if (view, at) != (self._view.number, step) and not next_step:
-                raise BrokenGroup(member, "it has moved on")
+
+def check_stamps(arenas: Mapping[str, Arena], members: Sequence[str], right: set[tuple[int, int]]) -> None:
+    """Fence: a member that went on without us has changed its stamp before it touched what we read."""
+    for member in members:
+        if arenas[member].stamp not in right:
+            raise BrokenGroup(member, "it has moved on")
 
 
-def _always() -> bool:
-    return True
+def _within(value: int, size: int) -> int:
+    return min(max(value, 0), size)
