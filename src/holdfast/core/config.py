@@ -12,6 +12,7 @@ SEED_MAX = 1 << 63
 LAST = ("drop", "pad")
 NUMERICS = ("refuse", "warn")
 NON_FINITE = ("stop", "ignore")
+PATHS = ("host", "hosts", "network")  # gradients travel through one host's memory, also between hosts, over TCP alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class RunConfig:
     shuffle: bool = True
     threads: int = 1
     parameters: int  # how many numbers the model trains
+    path: str = "host"  # see PATHS. It decides no bits, but how many rounds of messages a step takes
 
     def validate(self) -> RunConfig:
         for name in ("batch", "shards", "threads"):
@@ -44,6 +46,8 @@ class RunConfig:
             raise ConfigError(f"seed is {self.seed!r}", hint="a seed is a whole number of at most 64 bits")
         if self.last not in LAST:
             raise ConfigError(f"last is {self.last!r}", hint="last is 'drop' or 'pad'")
+        if self.path not in PATHS:
+            raise ConfigError(f"path is {self.path!r}", hint=f"path is one of {', '.join(map(repr, PATHS))}")
         return self
 
     def encode(self) -> bytes:

@@ -96,6 +96,7 @@ def join(
         shuffle=shuffle,
         threads=threads,
         parameters=sum(parameter.numel() for parameter in exact.parameters),
+        path=_path(environment),
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)
@@ -160,6 +161,15 @@ def _length(dataset: Any) -> int:
         ) from error
 
 
+def _path(environment: WorkerEnvironment | None) -> str:
+    """How gradients travel. On one host, who listens on TCP does not share memory unless told to."""
+    if environment is None:
+        return "host"
+    if environment.path == "network" or (environment.path == "auto" and environment.listen and not environment.host):
+        return "network"
+    return "hosts" if environment.host else "host"
+
+
 class _Place:
     """Where this process belongs: its run's ledger, its id, its listener."""
 
@@ -187,11 +197,7 @@ class _Place:
 
     @property
     def network(self) -> bool:
-        """Whether gradients travel over connections. Who listens on TCP cannot share memory."""
-        environment = self.environment
-        return environment is not None and (
-            environment.path == "network" or (environment.path == "auto" and bool(environment.listen))
-        )
+        return _path(self.environment) == "network"
 
     def agree(self, config: RunConfig, numerics: str) -> None:
         """Be of one mind with the run on what decides its bits; the first worker sets it."""
@@ -240,7 +246,8 @@ class _Place:
     def build(self, config: RunConfig, exact: Exact, holder: Holder) -> tuple[Worker, LedgerFeed]:
         layout = exact.whole_layout()
         small = layout.slot_bytes <= SMALL_BYTES
-        parities = 1 if self.network or not small else 2
+        two_rounds = config.path == "hosts" or (config.path == "host" and not small)
+        parities = 2 if config.path == "host" and small else 1
         arena = Arena.create(config.shards * parities, layout.slot_bytes)
         desk = SnapshotDesk()
         address, local = self._listen(arena, desk)
@@ -255,7 +262,6 @@ class _Place:
         )
         feed = LedgerFeed(self.ledger, registration, self.mailbox, self.events, lease_s=self.lease_s)
         digest = holder.capture(0).digest()
-        two_rounds = not self.network and not small
         worker = Worker(
             Machine(self.me, shards=config.shards, digest=digest, two_rounds=two_rounds),
             keys=self.keys,
@@ -268,7 +274,7 @@ class _Place:
             holder=holder,
             desk=desk,
             events=self.events,
-            network=self.network,
+            path=config.path,
             small=small,
         )
         feed.start()

@@ -16,21 +16,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
+import torch
+
 from holdfast.core.errors import Evicted, IntegrityError, PeerError, ProtocolError, Stopped
 from holdfast.core.words import Registration, View, slot_of
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.membership.codec import encode
 from holdfast.membership.machine import Machine
+from holdfast.membership.reach import Roll
 from holdfast.modes.exact import Exact
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.groups import BrokenGroup, Gone, Group, Said
+from holdfast.reduce.hosts import Hosts, by_host
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.network import Network
 from holdfast.reduce.reduction import Brought, Kept, Path, bring, mean_metrics, present_in
 from holdfast.reduce.shared_memory import SharedMemory
 from holdfast.reduce.sums import Sums
 from holdfast.run.dialling import dial_snapshot
+from holdfast.run.knocking import Knocker
 from holdfast.run.ledger_feed import LedgerFeed, LedgerNews
 from holdfast.run.mailbox import Mailbox
 from holdfast.run.meeting import Connected, Meeting, Unreachable
@@ -66,7 +71,7 @@ class Worker:
         holder: Holder,
         desk: SnapshotDesk,
         events: EventLog,
-        network: bool,
+        path: str,
         small: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,14 +88,16 @@ class Worker:
         self._holder = holder
         self._desk = desk
         self._events = events
-        self._network = network
+        self._kind = path  # of the run: how gradients travel
         self._small = small
         self._clock = clock
-        self._meeting = Meeting(machine.me, host, keys, mailbox, None if network else arena)
+        self._meeting = Meeting(machine.me, host, keys, mailbox, None if path == "network" else arena)
+        self._knocker = Knocker(machine.me, host, keys, mailbox)
         self._group: Group | None = None
         self._path: Path | None = None
         self._layout: Layout | None = None
         self._registrations: Mapping[str, Registration] = {}
+        self._rolls: Mapping[str, Roll] = {}  # of members that have given up a view
         self._notes: dict[int, dict[str, Brought]] = {}  # step -> member -> what it brings
         self._queue: deque[m.Event] = deque()
         self._directive: m.Compute | m.Commit | None = None
@@ -217,12 +224,14 @@ class Worker:
     def _read_mail(self) -> None:
         for item in self._mailbox.take_all():
             if isinstance(item, LedgerNews):
-                self._registrations = item.registrations
+                self._registrations, self._rolls = item.registrations, item.state.rolls
                 self._queue.append(m.LedgerSaw(item.state))
             elif isinstance(item, Connected):
                 self._meeting.connected(item)
             elif isinstance(item, Unreachable):
                 self._queue.append(m.PeerLost(item.view, item.peer, item.reason))
+            elif isinstance(item, m.Knocked):
+                self._queue.append(item)
             else:
                 assert isinstance(item, LeaveRequested)
                 self._queue.append(m.LeaveAsked())
@@ -241,6 +250,12 @@ class Worker:
 
     def _propose(self, effect: m.Propose) -> None:
         self._feed.propose(effect.view, effect.expected)
+
+    def _knock(self, effect: m.Knock) -> None:
+        self._knocker.knock(effect, self._registrations)
+
+    def _publish(self, effect: m.Publish) -> None:
+        self._feed.publish(effect.roll)
 
     def _open(self, effect: m.Open) -> None:
         view = effect.view
@@ -269,13 +284,21 @@ class Worker:
         if group is None:
             return
         message = effect.message
-        note: dict[str, Any] | None = None
         if isinstance(message, m.Ready):
-            brought = bring(self.sums, self.metrics)
-            self._notes.setdefault(message.step, {})[self.machine.me] = brought
-            note = brought.encode(bulk=self._network and len(group.view.members) > 1)
-        for gone in group.broadcast(encode(message, note), keep=not isinstance(message, m.Ready | m.Done)):
+            lost = self._say_ready(group, message)
+        else:
+            lost = group.broadcast(encode(message), keep=not isinstance(message, m.Done))
+        for gone in lost:
             self._queue.append(m.PeerLost(group.view.number, gone.peer, gone.reason))
+
+    def _say_ready(self, group: Group, message: m.Ready) -> list[Gone]:
+        """To all, with what I bring; where bulk data follows on the connection, with a mark that it does."""
+        brought = bring(self.sums, self.metrics)
+        self._notes.setdefault(message.step, {})[self.machine.me] = brought
+        path = self._path or self._make_path(group)
+        marked = {peer: peer in path.bulk for peer in group.connections}
+        data = {bulk: encode(message, brought.encode(bulk=bulk)) for bulk in set(marked.values())}
+        return [gone for peer, bulk in marked.items() if (gone := group.send(peer, data[bulk]))]
 
     def _reduce(self, effect: m.Reduce) -> None:
         group, layout = self._group, self._layout
@@ -289,52 +312,55 @@ class Worker:
         except BrokenGroup as error:
             self._queue.appendleft(m.ReductionFailed(effect.step, error.peer, error.reason))
             return
-        if path.bulk:
-            for peer in list(group.connections):
-                for item in group.resume(peer):
-                    self._take(group, item)
+        for peer in sorted(path.bulk):
+            for item in group.resume(peer):
+                self._take(group, item)
         self.kept = Kept(effect.step, layout, memory, present_in(layout, notes), mean_metrics(notes), is_intact)
         self._queue.appendleft(m.Reduced(effect.step))
 
     def _make_path(self, group: Group) -> Path:
-        shards = self.machine.shards
-        if self._network:
-            self._path = Network(group, shards, self._arena, small=self._small, interrupted=self._interrupted)
+        me, shards, small, interrupted = self.machine.me, self.machine.shards, self._small, self._interrupted
+        near = {peer: one.arena for peer, one in group.connections.items() if one.arena is not None}
+        near[me] = self._arena
+        if self._kind == "network":
+            self._path = Network(group, shards, self._arena, small=small, interrupted=interrupted)
+        elif len(by_host(group.view.members)) > 1:
+            self._path = Hosts(group, shards, near, small=small, interrupted=interrupted)
         else:
-            arenas = {peer: connection.arena for peer, connection in group.connections.items()}
-            known = {peer: arena for peer, arena in arenas.items() if arena is not None}
-            known[self.machine.me] = self._arena
-            two_rounds = self.machine.two_rounds
-            self._path = SharedMemory(group.view, self.machine.me, shards, known, two_rounds=two_rounds)
+            self._path = SharedMemory(group.view, me, shards, near, two_rounds=self.machine.two_rounds)
         return self._path
 
     def _interrupted(self) -> str:
-        """Asked while bulk data is stuck: the member that, by the ledger, is gone."""
+        """Asked while bulk data is stuck: the member that, by the ledger, is gone or has given up this view."""
         if self._mailbox.is_empty:
             return ""
         self._read_mail()
         group = self._group
         assert group is not None
         for peer in group.connections:
-            if peer not in self._registrations:
+            roll = self._rolls.get(peer)
+            if peer not in self._registrations or (roll is not None and roll.view == group.view.number):
                 return peer
         return ""
 
     def _give(self, effect: m.Give) -> None:
         group, kept = self._group, self.kept
-        assert group is not None and kept is not None and kept.step == effect.step
+        assert group is not None and kept is not None
+        copy = kept.memory.clone()  # it may lie in a neighbour's memory, which may be used again at any time
+        if kept.step != effect.step or not kept.is_intact():
+            self._leave(m.End("evicted", f"the mean of step {effect.step}, which others lack, is no longer whole here"))
         note = {"bulk": 1, "p": sorted(kept.present), "m": dict(kept.metrics)}
         group.send(effect.to, encode(m.Result(effect.step), note))
-        data: memoryview = kept.memory.numpy().data
+        data: memoryview = copy.numpy().data
         try:
             group.exchange([(effect.to, [data])], [], interrupted=self._interrupted)
         except BrokenGroup as error:
             self._queue.append(m.PeerLost(group.view.number, error.peer, error.reason))
 
     def _receive_result(self, group: Group, item: Said) -> None:
-        """The mean of a step that others have applied: into my own result area, which nobody uses now."""
+        """The mean of a step that others have applied. Not into my result area: it may be theirs to read."""
         layout = self._exact.layout()
-        memory = self._arena.result(layout)
+        memory = torch.empty(layout.slot_bytes, dtype=torch.uint8)
         data: memoryview = memory.numpy().data
         try:
             present = frozenset(map(int, item.note["p"]))
@@ -441,6 +467,8 @@ class Worker:
         m.Register: _register,
         m.Deregister: _deregister,
         m.Propose: _propose,
+        m.Knock: _knock,
+        m.Publish: _publish,
         m.Open: _open,
         m.Drop: _drop_effect,
         m.Broadcast: _broadcast,
