@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,18 +163,22 @@ class Member:
 
     def status(self, timeout_s: float = _ASK_S) -> dict[str, Any] | None:
         """What etcd says of itself (leader, raftTerm, dbSize, header); None if it does not answer."""
-        text = self._ask("POST", "/v3/maintenance/status", timeout_s)
+        return self.ask("/v3/maintenance/status", {}, timeout_s)
+
+    def ask(self, path: str, body: Mapping[str, Any], timeout_s: float = _ASK_S) -> dict[str, Any] | None:
+        """One of etcd's calls in its JSON form; None if it does not answer or refuses."""
+        text = self._request("POST", path, json.dumps(body), timeout_s)
         return None if text is None else dict(json.loads(text))
 
     def serves(self, timeout_s: float = _ASK_S) -> bool:
         """Whether it can read with a majority behind it."""
-        text = self._ask("GET", "/health", timeout_s)
+        text = self._request("GET", "/health", None, timeout_s)
         return text is not None and json.loads(text).get("health") in ("true", True)
 
     def metrics(self, timeout_s: float = _ASK_S) -> dict[str, float]:
         """etcd's counters by name (with labels as it writes them); {} if it does not answer."""
         found: dict[str, float] = {}
-        for line in (self._ask("GET", "/metrics", timeout_s) or "").splitlines():
+        for line in (self._request("GET", "/metrics", None, timeout_s) or "").splitlines():
             if line and not line.startswith("#"):
                 name, _, value = line.rpartition(" ")
                 found[name] = float(value)
@@ -188,7 +192,7 @@ class Member:
             return ""
         return "; ".join(text.strip().splitlines()[-lines:])
 
-    def _ask(self, method: str, path: str, timeout_s: float) -> str | None:
+    def _request(self, method: str, path: str, body: str | None, timeout_s: float) -> str | None:
         try:
             descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -197,7 +201,7 @@ class Member:
             # Through the descriptor: a socket's path has at most 107 bytes, a directory's may be longer.
             connection = _UnixConnection(f"/proc/self/fd/{descriptor}/{_CONTROL}", timeout_s)
             try:
-                connection.request(method, path, body="{}" if method == "POST" else None)
+                connection.request(method, path, body=body)
                 answer = connection.getresponse()
                 return answer.read().decode() if answer.status == 200 else None
             finally:

@@ -24,8 +24,10 @@ from holdfast.ledger.etcd.address import check_run, parse_url, read_credentials
 
 if TYPE_CHECKING:
     from holdfast.ledger.etcd.ledger import EtcdLedger
+    from holdfast.ledger.etcd.members import EtcdStatus
+    from holdfast.ledger.etcd.runs import RunFound
 
-__all__ = ["check_url", "open_etcd"]
+__all__ = ["check_url", "delete_run", "list_runs", "open_etcd", "survey"]
 
 DEADLINE_S = 5.0
 
@@ -47,6 +49,29 @@ def open_etcd(
     from holdfast.ledger.etcd.ledger import EtcdLedger
 
     return EtcdLedger(parsed, credentials, run, deadline_s=deadline_s)
+
+
+def list_runs(url: str, *, environ: Mapping[str, str] = os.environ) -> list[RunFound]:
+    """All runs in this etcd, by name."""
+    prepare_grpc()
+    from holdfast.ledger.etcd import runs
+
+    return runs.list_runs(url, deadline_s=DEADLINE_S, environ=environ)
+
+
+def delete_run(ledger: EtcdLedger) -> bool:
+    """Delete all that etcd holds of the ledger's run; False, and nothing is deleted, if someone takes part in it."""
+    from holdfast.ledger.etcd import runs
+
+    return runs.delete_run(ledger)
+
+
+def survey(url: str, *, environ: Mapping[str, str] = os.environ) -> EtcdStatus:
+    """How each endpoint of the URL is doing, and what runs there are."""
+    prepare_grpc()
+    from holdfast.ledger.etcd import members
+
+    return members.survey(url, environ=environ)
 
 
 def prepare_grpc() -> None:

@@ -150,6 +150,10 @@ class EtcdLedger:
         for watch in watches:
             watch.join()
 
+    def transact(self, request: rpc.TxnRequest) -> rpc.TxnResponse:
+        """A transaction that may be carried out twice without harm."""
+        return self._call(TXN, request)
+
     # -- inside
 
     def _forget(self, watch: EtcdWatch) -> None:

@@ -107,13 +107,19 @@ class EtcdWatch:
     # -- the thread
 
     def _run(self) -> None:
-        troubles: dict[Endpoint, Elsewhere] = {}
-        refusals = 0
+        troubles: dict[Endpoint, Elsewhere] = {}  # since a stream was last up
+        refusals: list[TokenOld] = []
+
+        def served() -> None:
+            troubles.clear()
+            refusals.clear()
+            self._say(None)
+
         while not self._closed:
             endpoint = None
             try:
                 endpoint = self._endpoints.current()
-                self._follow(endpoint, served=troubles.clear)
+                self._follow(endpoint, served)
             except Elsewhere as trouble:
                 assert endpoint is not None
                 self._endpoints.failed(endpoint)
@@ -126,8 +132,8 @@ class EtcdWatch:
                 if again or len(self._endpoints.all) == 1:
                     self._pause()
             except TokenOld as error:
-                refusals += 1
-                if refusals >= _REFUSALS_MAX:
+                refusals.append(error)
+                if len(refusals) >= _REFUSALS_MAX:
                     return self._finish(refusal(str(error)))
             except HoldfastError as error:
                 return self._finish(error)
@@ -150,7 +156,6 @@ class EtcdWatch:
                     raise self._cancellation(reply)
                 if reply.created:
                     served()
-                    self._say(None)
                 changes += map(self._change, reply.events)
                 if changes and not reply.fragment:
                     self._enqueue(changes)
