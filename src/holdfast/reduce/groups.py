@@ -6,12 +6,18 @@ and by that every other member's: nobody waits for a time-out.
 
 Sockets do not block. Control frames are read whole; bulk data (network path) is moved by `exchange`, which sends to
 and receives from all peers at once, so that full buffers on both sides cannot block each other.
+
+Between hosts a socket may be a TLS socket. It moves one record of 16 KB a call, so several calls are made for one poll;
+and it may hold bytes of a record that were decrypted and not asked for yet, which no poll will show: whoever reads
+less than there is looks at `pending` before it waits. A peer whose host does not answer is gone like any other.
 """
 
 from __future__ import annotations
 
 import select
 import socket
+import ssl
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,11 +28,15 @@ from holdfast.core.words import View
 from holdfast.membership.codec import FRAME_BYTES_MAX, LENGTH, decode
 from holdfast.membership.messages import Message
 from holdfast.reduce.arena import Arena
+from holdfast.reduce.silence import LOOK_S, is_silent
 
 READ = select.POLLIN | select.POLLRDHUP
 GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 RECEIVE_BYTES = 64 * 1024
 BULK_BYTES = 1024 * 1024
+RECORDS = 64  # of TLS, moved for one poll: as many bytes as without
+BLOCKED = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+SILENT = "its host does not answer"
 
 
 @dataclass
@@ -39,6 +49,17 @@ class Connection:
     inbox: bytearray = field(default_factory=bytearray)
     outbox: bytearray = field(default_factory=bytearray)
     paused: bool = False  # what comes next is bulk data, which `exchange` reads
+    silent: bool = False  # its host did not answer when we last looked
+    lost: bool = False  # and its owner was told so
+    records: int = field(init=False)  # how many calls a poll is worth
+
+    def __post_init__(self) -> None:
+        self.records = RECORDS if isinstance(self.sock, ssl.SSLSocket) else 1
+
+    @property
+    def pending(self) -> int:
+        """Bytes that were decrypted and not asked for yet."""
+        return self.sock.pending() if isinstance(self.sock, ssl.SSLSocket) else 0
 
     def close(self) -> None:
         with suppress(OSError):
@@ -71,6 +92,7 @@ class Group:
         self._by_fd: dict[int, Connection] = {}
         self._poll = select.poll()
         self._early: list[bytes] = []  # broadcast before a connection was there
+        self._look_at = 0.0
         self.closed = False
 
     @property
@@ -103,7 +125,7 @@ class Group:
         if not connection.outbox:
             try:
                 sent = connection.sock.send(data)
-            except (BlockingIOError, InterruptedError):
+            except BLOCKED:
                 sent = 0
             except OSError as error:
                 return Gone(connection.peer, str(error))
@@ -128,7 +150,20 @@ class Group:
                     news.append(self._lose(connection, "it closed the connection"))
             elif event & (select.POLLIN | GONE):
                 self._receive(connection, news)
-        return news
+        return news or [self._lose(connection, SILENT) for connection in self.silent()]
+
+    def silent(self) -> list[Connection]:
+        """Connections to hosts that do not answer: found so twice in a row, as our own clock may have jumped."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return []
+        self._look_at = now + LOOK_S
+        found = []
+        for connection in self.connections.values():
+            before, connection.silent = connection.silent, is_silent(connection.sock)
+            if before and connection.silent and not connection.lost:
+                found.append(connection)
+        return found
 
     def _flush(self, connection: Connection) -> None:
         with suppress(OSError):  # a broken connection is seen when it is read
@@ -139,8 +174,8 @@ class Group:
 
     def _receive(self, connection: Connection, news: list[Said | Gone]) -> None:
         try:
-            data = connection.sock.recv(RECEIVE_BYTES)
-        except (BlockingIOError, InterruptedError):
+            data = connection.sock.recv(RECEIVE_BYTES)  # more than a record of TLS: none of it stays pending
+        except BLOCKED:
             return
         except OSError as error:
             news.append(self._lose(connection, str(error)))
@@ -159,6 +194,7 @@ class Group:
             self._poll.modify(connection.sock, mask)
 
     def _lose(self, connection: Connection, reason: str) -> Gone:
+        connection.lost = True
         with suppress(KeyError, ValueError):
             self._poll.unregister(connection.sock)
         return Gone(connection.peer, reason)
@@ -186,10 +222,14 @@ class Group:
         connection = self.connections[peer]
         connection.paused = False
         self._listen(connection, READ)
+        news: list[Said | Gone] = []
         try:
-            return list(self._frames(connection))
+            news.extend(self._frames(connection))
         except ProtocolError as error:
             return [self._lose(connection, str(error))]
+        if connection.pending and not connection.paused:
+            self._receive(connection, news)
+        return news
 
     def exchange(
         self,
@@ -200,8 +240,8 @@ class Group:
     ) -> None:
         """Move bulk data: to each peer its buffers in order, from each peer into its buffers in order.
 
-        While nothing moves, `interrupted()` is asked for
-        a peer that is gone. Raises BrokenGroup, which names the peer, then or when a connection breaks.
+        While nothing moves, `interrupted()` is asked for a peer that is gone. Raises BrokenGroup, which names the peer,
+        then, when a connection breaks, or when a host does not answer.
         """
         _Exchange(self, sends, receives).run(interrupted)
 
@@ -239,6 +279,8 @@ class _Exchange:
         masks: dict[str, int] = {}
         for peer in list(self._in):
             self._use_inbox(group.connections[peer])
+            if peer in self._in and group.connections[peer].pending:
+                self._move(group.connections[peer], select.POLLIN)
         while self._out or self._in:
             for peer, connection in group.connections.items():
                 mask = (select.POLLOUT if peer in self._out else 0) | (READ if peer in self._in else 0)
@@ -250,8 +292,11 @@ class _Exchange:
                     poll.unregister(connection.sock)  # done with it: its end must not keep the poll awake
                 masks[peer] = mask
             events = poll.poll(500)
-            if not events and (lost := interrupted()):
-                raise BrokenGroup(lost, "its lease is gone")
+            if not events:
+                if lost := interrupted():
+                    raise BrokenGroup(lost, "its lease is gone")
+                for connection in group.silent():
+                    raise BrokenGroup(connection.peer, SILENT)
             for fd, event in events:
                 self._move(group._by_fd[fd], event)
 
@@ -264,19 +309,33 @@ class _Exchange:
                     self._receive(connection)
                 elif event & GONE and connection.peer in self._out:
                     raise BrokenGroup(connection.peer, "it closed the connection")
-        except (BlockingIOError, InterruptedError):
-            pass
         except OSError as error:
             raise BrokenGroup(connection.peer, str(error)) from error
 
     def _send(self, connection: Connection) -> None:
-        self._use(self._out, connection.peer, connection.sock.send(self._out[connection.peer][0][:BULK_BYTES]))
+        peer = connection.peer
+        for _ in range(connection.records):
+            try:
+                sent = connection.sock.send(self._out[peer][0][:BULK_BYTES])
+            except BLOCKED:
+                return
+            self._use(self._out, peer, sent)
+            if peer not in self._out:
+                return
 
     def _receive(self, connection: Connection) -> None:
-        count = connection.sock.recv_into(self._in[connection.peer][0][:BULK_BYTES])
-        if count == 0:
-            raise BrokenGroup(connection.peer, "it closed the connection")
-        self._use(self._in, connection.peer, count)
+        peer, left = connection.peer, connection.records
+        while left > 0 or connection.pending:
+            try:
+                count = connection.sock.recv_into(self._in[peer][0][:BULK_BYTES])
+            except BLOCKED:
+                return
+            if count == 0:
+                raise BrokenGroup(peer, "it closed the connection")
+            self._use(self._in, peer, count)
+            if peer not in self._in:
+                return
+            left -= 1
 
     def _use(self, waiting: dict[str, list[memoryview]], peer: str, count: int) -> None:
         """The first `count` bytes of what waits for this peer are done."""

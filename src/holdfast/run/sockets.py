@@ -29,7 +29,7 @@ def open_unix(path: Path) -> tuple[socket.socket, str]:
     except OSError as error:
         server.close()
         raise ConfigError(
-            f"cannot listen on {path}: {error.strerror}", hint="its directory must exist and be writable"
+            f"cannot listen on {path}: {error.strerror or error}", hint="its directory must exist and be writable"
         ) from error
     return server, f"unix:{path}"
 
