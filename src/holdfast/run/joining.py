@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -284,7 +285,7 @@ class _Place:
         """The sockets that we listen on, the address for workers of other hosts, and the one for those of this."""
         environment = self.environment
         assert environment is not None
-        path, listen = environment.socket_dir / f"{self.me}.sock", environment.listen
+        path, listen = self._socket_path(environment), environment.listen
         if not environment.host and not listen and not self.network:
             server, address = open_unix(path)
             return [server], address, ""
@@ -297,6 +298,10 @@ class _Place:
             return [server], address, ""
         near, local = open_unix(path)
         return [server, near], address, local
+
+    def _socket_path(self, environment: WorkerEnvironment) -> Path:
+        """Without the host's name, which the directory's owner knows: such a path has 107 bytes at most."""
+        return environment.socket_dir / f"{self.me.partition('@')[0]}.sock"
 
     def _listen(self, arena: Arena, desk: SnapshotDesk) -> tuple[str, str]:
         if self.environment is None:
@@ -322,7 +327,7 @@ class _Place:
         if self.listener is not None:
             self.listener.close()
         if self.environment is not None:
-            (self.environment.socket_dir / f"{self.me}.sock").unlink(missing_ok=True)
+            self._socket_path(self.environment).unlink(missing_ok=True)
 
 
 def _end_with_process(run: Run, place: _Place) -> None:
