@@ -7,9 +7,11 @@ and by that every other member's: nobody waits for a time-out.
 Sockets do not block. Control frames are read whole; bulk data (network path) is moved by `exchange`, which sends to
 and receives from all peers at once, so that full buffers on both sides cannot block each other.
 
-Between hosts a socket may be a TLS socket. It moves one record of 16 KB a call, so several calls are made for one poll;
-and it may hold bytes of a record that were decrypted and not asked for yet, which no poll will show: whoever reads
-less than there is looks at `pending` before it waits. A peer whose host does not answer is gone like any other.
+Between hosts a socket may be a TLS socket. It hands out one record of 16 KB a call, so several calls are made for one
+poll; and it may hold bytes of a record that were decrypted and not asked for yet, which no poll will show: whoever
+reads less than there is looks at `pending` before it waits. When it has taken a part of a piece it does not say so, and
+must be given the same piece again, or a longer one that begins with it: so all that is sent is cut in one way, from
+the front in pieces of BULK_BYTES. A peer whose host does not answer is gone like any other.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class Connection:
     paused: bool = False  # what comes next is bulk data, which `exchange` reads
     silent: bool = False  # its host did not answer when we last looked
     lost: bool = False  # and its owner was told so
-    records: int = field(init=False)  # how many calls a poll is worth
+    records: int = field(init=False)  # how many reads a poll is worth
 
     def __post_init__(self) -> None:
         self.records = RECORDS if isinstance(self.sock, ssl.SSLSocket) else 1
@@ -124,7 +126,7 @@ class Group:
     def _send(self, connection: Connection, data: bytes) -> Gone | None:
         if not connection.outbox:
             try:
-                sent = connection.sock.send(data)
+                sent = connection.sock.send(data[:BULK_BYTES])
             except BLOCKED:
                 sent = 0
             except OSError as error:
@@ -167,7 +169,7 @@ class Group:
 
     def _flush(self, connection: Connection) -> None:
         with suppress(OSError):  # a broken connection is seen when it is read
-            sent = connection.sock.send(connection.outbox)
+            sent = connection.sock.send(connection.outbox[:BULK_BYTES])
             del connection.outbox[:sent]
         if not connection.outbox:
             self._listen(connection, select.POLLRDHUP if connection.paused else READ)
@@ -314,14 +316,8 @@ class _Exchange:
 
     def _send(self, connection: Connection) -> None:
         peer = connection.peer
-        for _ in range(connection.records):
-            try:
-                sent = connection.sock.send(self._out[peer][0][:BULK_BYTES])
-            except BLOCKED:
-                return
-            self._use(self._out, peer, sent)
-            if peer not in self._out:
-                return
+        with suppress(*BLOCKED):
+            self._use(self._out, peer, connection.sock.send(self._out[peer][0][:BULK_BYTES]))
 
     def _receive(self, connection: Connection) -> None:
         peer, left = connection.peer, connection.records

@@ -10,6 +10,7 @@ chunk is written by one thread at a time, and all threads have ended when `fetch
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections import Counter, deque
@@ -38,6 +39,8 @@ from holdfast.state.wire import (
     decode_reply,
     encode_reply,
 )
+
+TLS_BYTES = 64 * 1024  # at least this much must be taken in `stall_s`
 
 
 class Deadline:
@@ -303,13 +306,20 @@ def _reply(sock: socket.socket, deadline: Deadline, payload: bytes, status: Stat
 def _send(sock: socket.socket, deadline: Deadline, views: list[memoryview]) -> None:
     while views:
         deadline.arm(sock)
-        views = _rest(views, sock.sendmsg(views))
+        if isinstance(sock, ssl.SSLSocket):  # it neither gathers nor says how far it is within a call
+            sent = sock.send(views[0][:TLS_BYTES])
+        else:
+            sent = sock.sendmsg(views)
+        views = _rest(views, sent)
 
 
 def _receive_into(sock: socket.socket, deadline: Deadline, views: list[memoryview]) -> None:
     while views:
         deadline.arm(sock)
-        received, *_ = sock.recvmsg_into(views)
+        if isinstance(sock, ssl.SSLSocket):
+            received = sock.recv_into(views[0])
+        else:
+            received, *_ = sock.recvmsg_into(views)
         if not received:
             raise PeerError("the connection ended in the middle of a message")
         views = _rest(views, received)
