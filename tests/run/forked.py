@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from holdfast.core.words import KEY_SIZE, encode_json
+from holdfast.core.words import KEY_SIZE, encode_json, host_of
 from holdfast.launch.environment import LEDGER_SOCKET, WorkerEnvironment
 from holdfast.launch.processes import fence
 from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer
+from holdfast.trust.keys import load_keys
 
 DEADLINE_S = 60.0
 
@@ -56,24 +57,26 @@ def forked(
     path: str = "auto",
     lease_s: float = 5.0,
     size: int | None = None,
+    keys: Path | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> dict[str, Outcome]:
     """Run each body in a worker of its own, as one run; `bodies` by worker id, or one body for `workers` workers.
 
-    The dead are fenced at once, as an agent does. Everything is gone when this returns.
+    Workers with a host in their id (`w0.1@a`) are on that host: those of others reach them over loopback TCP,
+    encrypted if there are keys. The dead are fenced at once, as an agent does. Everything is gone when this returns.
     """
     if not isinstance(bodies, Mapping):
         bodies = {f"w{slot}.1": bodies for slot in range(workers)}
     run_dir = Path(tempfile.mkdtemp(prefix="holdfast-forked-"))  # short: a unix socket's path has 107 bytes
-    (run_dir / "secret").write_text(os.urandom(32).hex())
+    secret = load_keys(keys).secret if keys else os.urandom(32)
+    (run_dir / "secret").write_text(secret.hex())
     (run_dir / "events").mkdir()
     children: list[_Child] = []
     server = ledger = None
     try:
         for worker, body in bodies.items():
-            place = WorkerEnvironment(run_dir=run_dir, worker=worker, socket_dir=run_dir, path=path, lease_s=lease_s)
+            place = _place(run_dir, worker, path, lease_s, str(keys or ""))
             children.append(_fork(worker, body, place, [child.pipe for child in children]))
-        secret = bytes.fromhex((run_dir / "secret").read_text())
         server = EmbeddedServer(run_dir / "ledger", run_dir / LEDGER_SOCKET, secret)
         server.start()
         ledger = EmbeddedLedger(run_dir / LEDGER_SOCKET, secret)
@@ -91,6 +94,24 @@ def forked(
         if server is not None:
             server.stop()
         shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def _place(run_dir: Path, worker: str, path: str, lease_s: float, keys: str) -> WorkerEnvironment:
+    host = host_of(worker)
+    socket_dir = run_dir / host
+    if host and not socket_dir.exists():
+        socket_dir.mkdir()
+        (socket_dir / LEDGER_SOCKET).symlink_to(run_dir / LEDGER_SOCKET)
+    return WorkerEnvironment(
+        run_dir=run_dir,
+        worker=worker,
+        socket_dir=socket_dir,
+        path=path,
+        lease_s=lease_s,
+        host=host,
+        keys=keys,
+        listen="127.0.0.1" if host else "",
+    )
 
 
 def _fork(worker: str, body: Callable[[], Any], place: WorkerEnvironment, not_mine: list[int]) -> _Child:
