@@ -38,7 +38,7 @@ class Land:
         )
         create_keys(home / "keys")
 
-    def training(self, *options: str, steps: int = 400, workers: int = 1, pause_s: float = 0.02) -> Training:
+    def training(self, *options: str, steps: int = 200, workers: int = 1, pause_s: float = 0.04) -> Training:
         return Training(self, steps, options, workers, pause_s)
 
 

@@ -18,15 +18,15 @@ OUTAGE_S = 60.0
 def test_killing_the_leader_stalls_no_step(make_land: MakeLand) -> None:
     land = make_land("h1", "h2")
     with started(land.training()) as run:
-        run.wait_step(40)
+        run.wait_step(20)
         quiet_from = wall()
-        run.wait_more(60)
+        run.wait_more(40)
         quiet = run.longest_gap(quiet_from, wall())
         killed = wall()
         leader = land.cluster.leader()
         land.cluster.kill(leader)
         assert land.cluster.leader() != leader
-        run.wait_more(60)
+        run.wait_more(40)
         stalled = run.longest_gap(killed, wall())
         land.cluster.restart(leader)
         assert stalled <= quiet + 0.2, f"{stalled:.3f} s without a step, {quiet:.3f} s before the leader was killed"
@@ -37,7 +37,7 @@ def test_killing_the_leader_stalls_no_step(make_land: MakeLand) -> None:
 def test_an_outage_of_sixty_seconds(make_land: MakeLand) -> None:
     """Steps go on, and it is said that the membership is frozen. Who dies meanwhile is missed when it is over."""
     land = make_land("h1", "h2")
-    with started(land.training(pause_s=0.04)) as run:
+    with started(land.training(pause_s=0.1)) as run:
         run.wait_step(20)
         down = wall()
         for member in range(3):
@@ -45,8 +45,8 @@ def test_an_outage_of_sixty_seconds(make_land: MakeLand) -> None:
         run.wait(lambda: run.said("h1", "the membership is frozen"), "the agent to say so", 20)
         assert "membership is frozen" in run.status("h1")
         run.wait(lambda: wall() - down > OUTAGE_S - 15.0, "most of the outage", OUTAGE_S)
-        assert run.at() > 100
-        assert run.longest_gap(down, wall()) < 1.0
+        assert run.at() > 60
+        assert run.longest_gap(down, wall()) < 1.5
         assert run.view == 1
         assert "ledger away: membership frozen" in run.hosts["h1"].log()
         victim = run.members[-1]
