@@ -306,11 +306,9 @@ def _reply(sock: socket.socket, deadline: Deadline, payload: bytes, status: Stat
 def _send(sock: socket.socket, deadline: Deadline, views: list[memoryview]) -> None:
     while views:
         deadline.arm(sock)
-        if isinstance(sock, ssl.SSLSocket):  # it neither gathers nor says how far it is within a call
-            sent = sock.send(views[0][:TLS_BYTES])
-        else:
-            sent = sock.sendmsg(views)
-        views = _rest(views, sent)
+        # TLS neither gathers nor says how far it is within a call.
+        tls = isinstance(sock, ssl.SSLSocket)
+        views = _rest(views, sock.send(views[0][:TLS_BYTES]) if tls else sock.sendmsg(views))
 
 
 def _receive_into(sock: socket.socket, deadline: Deadline, views: list[memoryview]) -> None:
