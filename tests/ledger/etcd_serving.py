@@ -73,7 +73,8 @@ def all_serving(cluster: EtcdCluster) -> Iterator[None]:
 
 
 class Relay:
-    """A TCP relay in front of an endpoint. `mute` lets requests through and keeps the answers."""
+    """A TCP relay in front of an endpoint. `mute` lets requests through and keeps the answers; `hold` keeps requests
+    back, and `release` lets the first of them arrive late."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -82,6 +83,8 @@ class Relay:
         self._open = True
         self.mute = False
         self.swallowed = 0  # bytes of answers
+        self.hold = False
+        self._held: list[tuple[float, socket.socket, bytes]] = []
         self._connections: list[tuple[socket.socket, socket.socket]] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -98,6 +101,15 @@ class Relay:
                     end.shutdown(socket.SHUT_RDWR)
                 except OSError:
                     pass
+
+    def release(self, within_s: float) -> None:
+        """Let through what was held in the first moments; what came later (that the client gave up) stays behind."""
+        assert self._held, "nothing was held"
+        first = self._held[0][0]
+        for when, server, data in self._held:
+            if when <= first + within_s:
+                server.sendall(data)
+        self._held.clear()
 
     def close(self) -> None:
         self._open = False
@@ -130,7 +142,9 @@ class Relay:
                         data = end.recv(65536)
                         if not data:
                             return
-                        if end is client:
+                        if end is client and self.hold:
+                            self._held.append((time.monotonic(), server, data))
+                        elif end is client:
                             server.sendall(data)
                         elif self.mute:
                             self.swallowed += len(data)

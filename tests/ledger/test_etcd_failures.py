@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.core.errors import LedgerRefused, LedgerUnavailable, WatchGap
 from holdfast.launch.etcd_cluster import EtcdCluster
+from holdfast.ledger.etcd.endpoints import KEEP_ALIVE_TRY_S, TRY_S
 from holdfast.ledger.etcd.ledger import EtcdLedger
 from holdfast.ledger.etcd.watch import EtcdWatch
 from holdfast.ledger.port import Change, Watch
@@ -194,6 +195,23 @@ def test_a_stopped_member_is_left(cluster: EtcdCluster, ledger: EtcdLedger) -> N
         assert serving(watch, cluster) != member
 
 
+def test_keeping_a_lease_alive_is_not_held_up_by_a_stopped_member(cluster: EtcdCluster, factory: EtcdFactory) -> None:
+    """Workers renew leases of two seconds twice a second, from the thread that does everything else too."""
+    follower = cluster.followers()[0]
+    with closing(factory.open()) as ledger:
+        lease = ledger.grant(2.0)
+        ledger._endpoints._current = follower
+        assert ledger.keep_alive(lease) >= 2.0
+        cluster.freeze(follower)
+        start = time.monotonic()
+        assert ledger.keep_alive(lease) >= 2.0
+        assert time.monotonic() - start < 1.0
+        start = time.monotonic()
+        assert ledger.keep_alive(lease) >= 2.0
+        assert time.monotonic() - start < KEEP_ALIVE_TRY_S, "it asked the stopped one again"
+        ledger.revoke(lease)
+
+
 def test_a_silent_watch_leaves_a_stopped_member_by_itself(cluster: EtcdCluster, factory: EtcdFactory) -> None:
     """Nothing else asks through this client, so the watch itself must find out."""
     with ExitStack() as stack:
@@ -336,6 +354,38 @@ def test_a_write_that_was_given_up_does_not_come_back(one_member: EtcdCluster, r
     for round_ in range(3):
         late = b"given up %d" % round_
         assert late not in values or values.index(late) < values.index(told[round_])
+
+
+def test_a_no_stays_a_no(one_member: EtcdCluster, relay: Relay) -> None:
+    """A request that was overtaken by its own second try must not find the condition true when it arrives at last."""
+    run = fresh_run()
+    with (
+        closing(EtcdFactory(f"etcd://{relay.address},{one_member.address(0)}", run).open()) as ledger,
+        closing(EtcdFactory(one_member.url, run).open()) as direct,
+    ):
+        ledger._endpoints._current = 0
+        for told_no in (
+            lambda: ledger.compare_and_set("a", b"mine", expected=0) is None,
+            lambda: ledger.delete("b") is False,
+        ):
+            direct.put("a", b"theirs")
+            direct.delete("b")
+            ledger._endpoints._current = 0
+            ledger.put("warm", b"")  # so that what is held is the request alone
+            relay.hold = True
+            assert told_no()
+            assert ledger._endpoints._current == 1, "the relay was not asked"
+            direct.delete("a")
+            direct.put("b", b"theirs")
+            before = one_member.members[0].metrics()["etcd_server_proposals_applied_total"]
+            relay.release(TRY_S / 2)
+            relay.hold = False
+            until(
+                lambda before=before: one_member.members[0].metrics()["etcd_server_proposals_applied_total"] > before,
+                "the late request arrived",
+            )
+            relay.cut()
+            assert {entry.key: entry.value for entry in direct.read("").entries} == {"b": b"theirs", "warm": b""}
 
 
 def test_a_lease_whose_grant_was_lost_is_granted_once(one_member: EtcdCluster, relay: Relay) -> None:

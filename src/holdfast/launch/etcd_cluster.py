@@ -98,6 +98,7 @@ class EtcdCluster:
                     member.start(self._arguments(index), tied=self._tied)
             self._record()
         except OSError as error:
+            self.stop(patience_s=0.0)
             raise ConfigError(
                 f"cannot start etcd in {self.directory}: {error.strerror or error}",
                 hint="choose another place with --dir",

@@ -184,13 +184,20 @@ class Member:
                 found[name] = float(value)
         return found
 
-    def last_words(self, lines: int = 3) -> str:
-        """The end of its log, for a message that says why it did not start."""
+    def last_words(self) -> str:
+        """The last complaint in its log, for a message that says why it did not start."""
         try:
-            text = self.log.read_bytes()[-4096:].decode(errors="replace")
+            lines = self.log.read_bytes()[-16_384:].decode(errors="replace").strip().splitlines()
         except OSError:
-            return ""
-        return "; ".join(text.strip().splitlines()[-lines:])
+            lines = []
+        for line in reversed(lines):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and row.get("level") in ("fatal", "panic", "error"):
+                return ": ".join(str(row[field]) for field in ("msg", "error") if row.get(field))
+        return lines[-1][-200:] if lines else f"nothing is in {self.log}"
 
     def _request(self, method: str, path: str, body: str | None, timeout_s: float) -> str | None:
         try:

@@ -53,7 +53,7 @@ class Credentials:
 def parse_url(url: str) -> EtcdUrl:
     """Raises ConfigError, in whose message a password that was written into the URL does not appear."""
     scheme, separator, rest = url.partition("://")
-    if "@" in url:
+    if "@" in url or "?" in url:
         raise ConfigError(
             "a ledger's URL must not contain a user or password, since everybody can read it in the process list",
             hint=f"set {USER} and {PASSWORD_FILE} instead",
@@ -77,7 +77,7 @@ def read_credentials(url: EtcdUrl, environ: Mapping[str, str]) -> Credentials:
         if password:
             raise ConfigError(f"both {PASSWORD} and {PASSWORD_FILE} are set", hint="keep the file and unset the other")
         try:
-            password = _read(environ[PASSWORD_FILE], PASSWORD_FILE).decode().strip()
+            password = _read(environ[PASSWORD_FILE], PASSWORD_FILE).decode().rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise ConfigError(
                 f"{PASSWORD_FILE} names a file that is not text", hint="put the password into it, on one line"

@@ -22,6 +22,7 @@ _ELSEWHERE = {
     grpc.StatusCode.UNIMPLEMENTED,  # whoever listens there is not an etcd, or not one that is up yet
 }
 _FULL = "database space exceeded"
+_NOT_HERE = ("not leader", "not supported for learner")
 _OLD_TOKEN = ("invalid auth token", "revision of auth store is old")
 _HANDSHAKE = re.compile(r"CERTIFICATE_VERIFY_FAILED|[Hh]andshake|Hostname|SSL_ERROR|TLSV1|BAD_CERTIFICATE|Peer name")
 
@@ -65,7 +66,7 @@ def failure_of(error: grpc.RpcError) -> Exception:
         return Compacted(plain)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _FULL not in words:
         return Elsewhere(plain)  # too many requests at the moment
-    if code in _ELSEWHERE:
+    if code in _ELSEWHERE or plain.endswith(_NOT_HERE):
         return _elsewhere(code, words)
     return refusal(plain)
 

@@ -2,8 +2,9 @@
 
 One channel for each endpoint, made when it is first needed. A question goes to the endpoint that answered last; if
 that does not answer within a short try, to the next, and so on until the caller's deadline. The tries are short
-because a member whose leader just died holds a question until its deadline, and they may be repeated because
-everything that is asked through here may be: ledger.py sees to that.
+because a member whose leader just died, or that is stopped, holds a question until its deadline: a lease of two seconds
+must survive two such members. They may be repeated because everything that is asked through here may be: ledger.py
+sees to that.
 
 Threads: any. `_guard` covers which endpoint is current, the token, and the open streams; it is never held while
 waiting for the network.
@@ -23,7 +24,9 @@ from holdfast.ledger.etcd import rpc_pb2 as rpc
 from holdfast.ledger.etcd.address import Address, Credentials, EtcdUrl
 from holdfast.ledger.etcd.answers import Elsewhere, TokenOld, failure_of, handshake_refused, refusal
 
-TRY_S = 0.8
+TRY_S = 0.5
+KEEP_ALIVE_TRY_S = 0.4
+FIRST_TRY_S = 1.5  # with proving oneself: etcd hashes passwords slowly, on purpose
 PAUSE_S = 0.05  # after every endpoint failed once
 _MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 _TOKEN_TRIES_MAX = 3
@@ -35,8 +38,9 @@ Reply = TypeVar("Reply")
 class Method(Generic[Request, Reply]):
     """One of etcd's calls."""
 
-    def __init__(self, path: str, request: type[Request], reply: type[Reply]) -> None:
+    def __init__(self, path: str, request: type[Request], reply: type[Reply], *, try_s: float = TRY_S) -> None:
         self.path = path
+        self.try_s = try_s
         self.serialize: Callable[[Request], bytes] = request.SerializeToString  # type: ignore[attr-defined]
         self.parse: Callable[[bytes], Reply] = reply.FromString  # type: ignore[attr-defined]
 
@@ -47,7 +51,12 @@ DELETE_RANGE = Method("/etcdserverpb.KV/DeleteRange", rpc.DeleteRangeRequest, rp
 GRANT = Method("/etcdserverpb.Lease/LeaseGrant", rpc.LeaseGrantRequest, rpc.LeaseGrantResponse)
 REVOKE = Method("/etcdserverpb.Lease/LeaseRevoke", rpc.LeaseRevokeRequest, rpc.LeaseRevokeResponse)
 # Streams to etcd, but one question and one answer are a stream too.
-KEEP_ALIVE = Method("/etcdserverpb.Lease/LeaseKeepAlive", rpc.LeaseKeepAliveRequest, rpc.LeaseKeepAliveResponse)
+KEEP_ALIVE = Method(
+    "/etcdserverpb.Lease/LeaseKeepAlive",
+    rpc.LeaseKeepAliveRequest,
+    rpc.LeaseKeepAliveResponse,
+    try_s=KEEP_ALIVE_TRY_S,
+)
 WATCH = Method("/etcdserverpb.Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
 AUTHENTICATE = Method("/etcdserverpb.Auth/Authenticate", rpc.AuthenticateRequest, rpc.AuthenticateResponse)
 STATUS = Method("/etcdserverpb.Maintenance/Status", rpc.StatusRequest, rpc.StatusResponse)
@@ -95,10 +104,9 @@ class Endpoint:
 
 
 class Endpoints:
-    def __init__(self, url: EtcdUrl, credentials: Credentials, *, first: int = 0, try_s: float = TRY_S) -> None:
+    def __init__(self, url: EtcdUrl, credentials: Credentials, *, first: int = 0) -> None:
         self.all = [Endpoint(address, url, credentials) for address in url.addresses]
         self._credentials = credentials
-        self._try_s = try_s
         self._guard = threading.Lock()
         self._current = first % len(self.all)
         self._token = ""
@@ -108,10 +116,18 @@ class Endpoints:
 
     # -- asking
 
-    def call(self, method: Method[Request, Reply], request: Request, deadline: float) -> Reply:
+    def call(
+        self,
+        method: Method[Request, Reply],
+        request: Request,
+        deadline: float,
+        *,
+        lost: Callable[[], None] = lambda: None,
+    ) -> Reply:
         """The answer of whichever endpoint gives one. May send the request several times.
 
-        Raises LedgerUnavailable at the deadline, LedgerRefused, and what answers.py names.
+        `lost` is told each time that one was sent without an answer: it may still arrive. Raises LedgerUnavailable at
+        the deadline, LedgerRefused, and what answers.py names.
         """
         troubles: dict[Endpoint, Elsewhere] = {}
         old_tokens = 0
@@ -121,12 +137,13 @@ class Endpoints:
             if left_s <= 0:
                 raise self.unavailable(troubles)
             try:
-                return self.ask(endpoint, method, request, min(self._try_s, left_s))
+                return self.ask(endpoint, method, request, min(self._try_s(method), left_s))
             except TokenOld as error:
                 old_tokens += 1
                 if old_tokens >= _TOKEN_TRIES_MAX:
                     raise refusal(str(error)) from error
             except Elsewhere as trouble:
+                lost()
                 self.check_open()
                 self.failed(endpoint)
                 again = endpoint in troubles
@@ -156,7 +173,7 @@ class Endpoints:
 
     def open_stream(self, endpoint: Endpoint, method: Method[Request, Reply], request: Request) -> Any:
         """A stream of answers on this endpoint, cancelled as soon as anyone finds that it does not serve."""
-        metadata, _ = self._metadata(endpoint, self._try_s)
+        metadata, _ = self._metadata(endpoint, self._try_s(method))
         try:
             stream = endpoint.callable(method)(request, metadata=metadata)
         except ValueError as error:
@@ -198,7 +215,7 @@ class Endpoints:
         metadata = (_LEADER_REQUIRED, ("token", token)) if token else (_LEADER_REQUIRED,)
         try:
             request = rpc.RangeRequest(key=b"/holdfast/", count_only=True)
-            call = endpoint.callable(RANGE).future(request, timeout=self._try_s, metadata=metadata)
+            call = endpoint.callable(RANGE).future(request, timeout=TRY_S, metadata=metadata)
         except (ValueError, LedgerUnavailable):  # closed under us
             endpoint.probing = False
             return
@@ -230,6 +247,9 @@ class Endpoints:
             endpoint.close()
 
     # -- inside
+
+    def _try_s(self, method: Method[Request, Reply]) -> float:
+        return FIRST_TRY_S if self._token_wanted and not self._token else method.try_s
 
     def _metadata(self, endpoint: Endpoint, timeout_s: float) -> tuple[tuple[tuple[str, str], ...], str]:
         if not self._token_wanted:
@@ -304,7 +324,8 @@ def _make_channel(address: Address, tls: bool, credentials: Credentials) -> grpc
 
 def _target(address: Address) -> str:
     if ":" in address.host:
-        return f"ipv6:[{address.host}]:{address.port}"
+        host = address.host.replace("%", "%25")  # of a zone: grpc takes this for a URL
+        return f"ipv6:[{host}]:{address.port}"
     if address.host.replace(".", "").isdigit():
         return f"ipv4:{address.host}:{address.port}"
     return f"dns:///{address.host}:{address.port}"

@@ -7,7 +7,8 @@ Writes happen once, however often they are sent. Every write is a transaction th
 the condition that the mark is still as the client left it. So a request that is sent again after silence, or that
 arrives late, finds the mark moved and does nothing; and the mark says whether it was this write that moved it. That
 makes it safe to try one endpoint after another while a leader is being elected, and leaves an outcome unknown only
-if the deadline passes first. Leases have numbers that the client chooses, to the same end.
+if the deadline passes first. A no is made as certain: if a request was lost on the way to it, the mark is moved, so
+that the lost one cannot find the condition true later. Leases have numbers that the client chooses, to the same end.
 
 Reads are linearizable. Threads: calls from any thread; writes take turns.
 """
@@ -29,7 +30,6 @@ from holdfast.ledger.etcd.watch import EtcdWatch
 from holdfast.ledger.machine import check_key, check_prefix, check_ttl, check_value
 from holdfast.ledger.port import Entry, Reading
 
-DEADLINE_S = 5.0
 RUNS, MARKS = b"/holdfast/runs/", b"/holdfast/marks/"
 _PAGE_KEYS = 256  # with values of at most 64 KiB: 16 MiB
 _LEASE_MAX = 1 << 62
@@ -42,7 +42,7 @@ Reply = TypeVar("Reply")
 class EtcdLedger:
     """The ledger of one run. It connects with the first call."""
 
-    def __init__(self, url: EtcdUrl, credentials: Credentials, run: str, *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, url: EtcdUrl, credentials: Credentials, run: str, *, deadline_s: float) -> None:
         check_run(run)
         self.run = run
         self._deadline_s = deadline_s
@@ -51,7 +51,7 @@ class EtcdLedger:
         self._mark = MARKS + run.encode() + b"/" + secrets.token_hex(8).encode()
         self._mark_revision = 0
         self._writes = 0
-        self._gave_up = False  # on a write that may still arrive
+        self._strays = False  # a write was sent without an answer, and may arrive at any time
         self._turn = threading.Lock()  # whoever holds it owns the mark
         self._opening = threading.Lock()  # so that no watch is opened behind the back of `close`
         self._watches: set[EtcdWatch] = set()
@@ -143,7 +143,7 @@ class EtcdLedger:
             watches = tuple(self._watches)
         for watch in watches:
             watch.close()
-        if self._mark_revision and not self._gave_up and self._turn.acquire(blocking=False):
+        if self._mark_revision and not self._strays and self._turn.acquire(blocking=False):
             self._remove_mark()
             self._turn.release()
         self._endpoints.close()
@@ -187,7 +187,6 @@ class EtcdLedger:
         except NotFound as error:
             raise lease_gone(lease) from error
         except LedgerUnavailable as error:
-            self._gave_up = True
             raise LedgerUnavailable(f"the write may or may not have happened: {error.message}") from error
         finally:
             self._turn.release()
@@ -195,27 +194,40 @@ class EtcdLedger:
     def _write_marked(
         self, name: bytes, conditions: list[rpc.Compare], operation: rpc.RequestOp, deadline: float
     ) -> int | None:
+        strays = 0
+        sealing = False  # the answer is no: see to it that no lost request makes it a yes later
+
+        def lost() -> None:
+            nonlocal strays
+            strays += 1
+            self._strays = True
+
         while True:
             untouched = rpc.Compare(target=rpc.Compare.MOD, key=self._mark, mod_revision=self._mark_revision)
-            reply = self._endpoints.call(
-                TXN,
-                rpc.TxnRequest(
-                    compare=[untouched, *conditions],
-                    success=[operation, rpc.RequestOp(request_put=rpc.PutRequest(key=self._mark, value=name))],
-                    failure=[rpc.RequestOp(request_range=rpc.RangeRequest(key=self._mark))],
-                ),
-                deadline,
+            value = b"not " + name if sealing else name
+            request = rpc.TxnRequest(
+                compare=[untouched] if sealing else [untouched, *conditions],
+                success=[rpc.RequestOp(request_put=rpc.PutRequest(key=self._mark, value=value))],
+                failure=[rpc.RequestOp(request_range=rpc.RangeRequest(key=self._mark))],
             )
+            if not sealing:
+                request.success.append(operation)
+            reply = self._endpoints.call(TXN, request, deadline, lost=lost)
             if reply.succeeded:
                 self._mark_revision = reply.header.revision
-                return self._mark_revision
+                return None if sealing else self._mark_revision
             marks = reply.responses[0].response_range.kvs
             revision, last = (marks[0].mod_revision, marks[0].value) if marks else (0, b"")
-            if revision == self._mark_revision:
-                return None  # so it was the caller's condition that did not hold
+            if revision == self._mark_revision:  # so it was the caller's condition that did not hold
+                if not strays:
+                    return None
+                sealing = True
+                continue
             self._mark_revision = revision
             if last == name:
                 return revision  # an earlier send of this very request arrived
+            if sealing:
+                return None
             # Else a write arrived that we had given up on. This one did not, and with the old mark it never will.
 
     def _remove_mark(self) -> None:

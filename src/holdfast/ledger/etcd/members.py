@@ -14,7 +14,7 @@ from holdfast.ledger.etcd.answers import Elsewhere, TokenOld, handshake_refused,
 from holdfast.ledger.etcd.endpoints import MEMBER_LIST, RANGE, STATUS, Endpoint, Endpoints
 from holdfast.ledger.etcd.runs import RunFound, runs_at
 
-_ASK_S = 1.0
+_ASK_S = 1.5
 _READS = 5
 _RUNS_S = 5.0
 
@@ -50,7 +50,7 @@ class EtcdStatus:
 def survey(url: str, *, environ: Mapping[str, str]) -> EtcdStatus:
     """Ask every endpoint. Raises LedgerRefused if they all refuse us, ConfigError for what cannot be asked."""
     parsed = parse_url(url)
-    endpoints = Endpoints(parsed, read_credentials(parsed, environ), try_s=_ASK_S)
+    endpoints = Endpoints(parsed, read_credentials(parsed, environ))
     try:
         with ThreadPoolExecutor(len(endpoints.all)) as pool:
             members = list(pool.map(lambda endpoint: _ask(endpoints, endpoint), endpoints.all))

@@ -143,9 +143,7 @@ class EtcdWatch:
         """Queue what this endpoint streams. Ends by an exception, or because the watch was closed."""
         self._check_reached(endpoint)
         key, range_end = self._span
-        create = rpc.WatchCreateRequest(
-            key=key, range_end=range_end, start_revision=self._revision + 1, progress_notify=True, fragment=True
-        )
+        create = rpc.WatchCreateRequest(key=key, range_end=range_end, start_revision=self._revision + 1, fragment=True)
         stream = self._endpoints.open_stream(endpoint, WATCH, rpc.WatchRequest(create_request=create))
         with self._changed:
             self._stream, self._endpoint = stream, endpoint
