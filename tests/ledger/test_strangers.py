@@ -253,6 +253,23 @@ def test_connections_are_bounded(ledger: EmbeddedLedger, socket_path: Path) -> N
         sock.close()
 
 
+def test_strangers_who_wait_crowd_out_each_other_alone(ledger: EmbeddedLedger, socket_path: Path) -> None:
+    """More of them than the server has room for, again and again; nobody who knows the secret is turned away."""
+    friends = [connected(socket_path) for _ in range(2)]
+    for sock in friends:
+        shake(sock)
+    for _ in range(10):
+        strangers = [connected(socket_path) for _ in range(4 * LIMITS.connections_max)]
+        with closing(EmbeddedLedger(socket_path, SECRET, timeout_s=WAIT_S)) as late:
+            assert late.get("a") is not None
+        assert all(hung_up(sock) for sock in strangers[: -LIMITS.connections_max])
+        for sock in strangers:
+            sock.close()
+    for sock in friends:
+        assert not hung_up(sock, 0)
+        sock.close()
+
+
 # -- the socket
 
 

@@ -38,6 +38,8 @@ TICK_S = 0.2
 REFUSED_EXPIRY_RETRY_S = 0.5
 _ANNOUNCE_EVERY = 256  # revisions that may pass a watch by before it is told how far it is
 _REQUESTS_PER_TURN = 64
+_ACCEPTS_PER_TURN = 16  # fewer than may be unproven: who is let in now is not crowded out before it was read once
+_BACKLOG = 1024
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -46,6 +48,7 @@ class ServerLimits:
     """Bounds that tests make smaller."""
 
     connections_max: int = 1024
+    unproven_max: int = 128  # then the one that has been silent longest makes room: an honest client needs milliseconds
     patience: Patience = field(default_factory=Patience)
     stall_s: float = 0.5  # a turn of the loop that took longer was a stall, and leases are put off by it
     garbage_bytes_max: int = GARBAGE_BYTES_MAX
@@ -133,6 +136,7 @@ class _Loop:
         self._limits = limits
         self._clock = clock
         self._connections: set[Connection] = set()
+        self._unproven: dict[Connection, None] = {}  # those that still shake hands, the oldest first
         self._watchers: set[Connection] = set()
         self._busy: set[Connection] = set()  # they have more requests than their share of a turn
         self._selector = selectors.DefaultSelector()
@@ -209,6 +213,8 @@ class _Loop:
             # A stranger, a client with a bug, or one that is gone: that connection is over, nothing else is.
             self._close(connection)
             return
+        if not connection.handshake.need:
+            self._unproven.pop(connection, None)
         # While an answer is on its way no more requests are read; a watcher is read to notice that it is gone.
         reading = 0 if connection.sending and connection.watch is None else _READ
         self._listen_for(connection, reading | (_WRITE if connection.sending else 0))
@@ -298,23 +304,38 @@ class _Loop:
     # -- connections
 
     def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionError):
-            return
-        except OSError:
-            # Out of descriptors. The listener would be ready forever: look away from it for a while.
-            self._selector.unregister(self._listener)
-            self._accept_again_at = self._clock() + TICK_S
-            return
-        if len(self._connections) >= self._limits.connections_max:
-            sock.close()
-            return
-        sock.setblocking(False)
-        connection = Connection(sock, ServerHandshake(self._secret, PURPOSE), self._limits.patience)
-        connection.rearm(self._clock())
-        self._connections.add(connection)
-        self._selector.register(sock, _READ, connection)
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:
+                continue
+            except OSError:
+                # Out of descriptors: take back a stranger's. Without one the listener would be ready forever: look away
+                # from it for a while.
+                if not self._make_room():
+                    self._selector.unregister(self._listener)
+                    self._accept_again_at = self._clock() + TICK_S
+                return
+            if len(self._unproven) >= self._limits.unproven_max:
+                self._make_room()
+            if len(self._connections) >= self._limits.connections_max and not self._make_room():
+                sock.close()
+                continue
+            sock.setblocking(False)
+            connection = Connection(sock, ServerHandshake(self._secret, PURPOSE), self._limits.patience)
+            connection.rearm(self._clock())
+            self._connections.add(connection)
+            self._unproven[connection] = None
+            self._selector.register(sock, _READ, connection)
+
+    def _make_room(self) -> bool:
+        """Close the oldest of those that have proved nothing."""
+        oldest = next(iter(self._unproven), None)
+        if oldest is not None:
+            self._close(oldest)
+        return oldest is not None
 
     def _listen_again(self, now: float) -> None:
         if self._accept_again_at and now >= self._accept_again_at:
@@ -331,6 +352,7 @@ class _Loop:
 
     def _close(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self._unproven.pop(connection, None)
         self._watchers.discard(connection)
         self._busy.discard(connection)
         self._selector.unregister(connection.sock)
@@ -355,7 +377,7 @@ def _listen(path: Path) -> socket.socket:
         listener.bind(os.fspath(path))
         path.chmod(0o600)  # before listen: until then every connection is refused
         listener.setblocking(False)
-        listener.listen(512)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(
