@@ -1,4 +1,4 @@
-"""The command line: `holdfast run`, `status`, `scale`, `stop`, `runs`. Starts without torch.
+"""The command line: `holdfast run`, `status`, `scale`, `stop`, `runs`, `ledger`, `keys`. Starts without torch.
 
 Exit codes: 0 finished or done; 2 bad input, with one sentence and a hint; 130 and 143 stopped by Ctrl-C or SIGTERM;
 otherwise the script's own.
@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
+from holdfast.cli.ledger import add_arguments as add_ledger_arguments
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError
 from holdfast.launch.environment import PATHS
 
@@ -66,7 +67,21 @@ def _parser() -> argparse.ArgumentParser:
     runs = commands.add_parser("runs", help="list the runs of this host")
     _add_directory(runs)
     runs.set_defaults(command=_runs)
+
+    add_ledger_arguments(commands.add_parser("ledger", help="an etcd for runs on several hosts"), _Parser)
+    _add_keys(commands.add_parser("keys", help="make the keys of a run on several hosts"))
     return parser
+
+
+def _add_keys(keys: argparse.ArgumentParser) -> None:
+    actions = keys.add_subparsers(metavar="ACTION", required=True, parser_class=_Parser)
+    for name, help, command in (
+        ("create", "make a new set in DIR", _keys_create),
+        ("show", "check the set in DIR; print its fingerprint and expiry", _keys_show),
+    ):
+        action = actions.add_parser(name, help=help)
+        action.add_argument("directory", metavar="DIR")
+        action.set_defaults(command=command)
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
@@ -150,6 +165,18 @@ def _run(options: argparse.Namespace) -> int:
     if options.run is None:
         settings = replace(settings, name=fresh_name(home, settings.script, now=time.time()))
     return run_agent(settings, home)
+
+
+def _keys_create(options: argparse.Namespace) -> int:
+    from holdfast.cli.keys import create
+
+    return create(options.directory)
+
+
+def _keys_show(options: argparse.Namespace) -> int:
+    from holdfast.cli.keys import show
+
+    return show(options.directory)
 
 
 def _status(options: argparse.Namespace) -> int:
