@@ -34,6 +34,8 @@ CLIENT_PORT, PEER_PORT = 2379, 2380
 _PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections: free stays free
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _KEPT_REVISIONS = 100_000
+_PLACE = ("name", "host", "client_port", "peer_port")
+_ROW = {*_PLACE, "prefix_command", "pid", "started"}
 _PATIENCE_S = 1.0
 
 
@@ -228,12 +230,19 @@ class EtcdCluster:
 
 
 def read_record(directory: Path) -> dict[str, Any] | None:
-    """cluster.json of a cluster's directory: its url and its members; None if there is none."""
+    """cluster.json of a cluster's directory: its url and its members; None if there is none. Raises ConfigError."""
+    path = directory / RECORD
     try:
-        value = json.loads((directory / RECORD).read_text())
-    except (OSError, ValueError):
+        value = json.loads(path.read_text())
+        if isinstance(value["url"], str) and all(row.keys() >= _ROW for row in value["members"]) and value["members"]:
+            return dict(value)
+    except FileNotFoundError:
         return None
-    return value if isinstance(value, dict) and isinstance(value.get("members"), list) else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        pass
+    raise ConfigError(
+        f"{path} cannot be read or is damaged", hint="choose another --dir, or delete the whole directory"
+    )
 
 
 def adopt(directory: Path) -> EtcdCluster | None:
@@ -252,9 +261,8 @@ def _recorded_plans(directory: Path) -> list[MemberPlan] | None:
     record = read_record(directory)
     if record is None:
         return None
-    names = ("name", "host", "client_port", "peer_port")
     return [
-        MemberPlan(**{name: row[name] for name in names}, prefix_command=tuple(row["prefix_command"]))
+        MemberPlan(**{name: row[name] for name in _PLACE}, prefix_command=tuple(row["prefix_command"]))
         for row in record["members"]
     ]
 
