@@ -20,7 +20,7 @@ from holdfast.reduce.layout import Layout, slice_bounds
 from holdfast.reduce.reduction import Brought
 from holdfast.reduce.tree import Range
 
-BLOCK_BYTES = 1024 * 1024  # sums are sent in blocks: while one is on its way, the next is added up
+BLOCK_BYTES = 4 * 1024 * 1024  # sums are sent in blocks: while one is on its way, the next is added up
 
 Vectors = list[torch.Tensor]  # one slice of a slot: a vector for each section
 
