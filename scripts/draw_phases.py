@@ -1,4 +1,4 @@
-"""Draws the phases of a worker from the table that the machine itself obeys (membership/machine.py).
+"""Draws the phases of a worker from the table that the machine itself obeys (membership/phases.py).
 
 python scripts/draw_phases.py            # print the diagram
 python scripts/draw_phases.py --check    # exit 1 if ARCHITECTURE.md shows another one
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from holdfast.membership.machine import TRANSITIONS, Phase
+from holdfast.membership.phases import TRANSITIONS, Phase
 
 PAGE = Path(__file__).resolve().parent.parent / "ARCHITECTURE.md"
 BEGIN = "<!-- phases: drawn by scripts/draw_phases.py, do not edit -->"

@@ -11,9 +11,9 @@ import pytest
 from holdfast.core.words import View
 from holdfast.membership import machine as machine_module
 from holdfast.membership import messages as m
-from holdfast.membership import view_rules
+from holdfast.membership import stepping, view_rules
 from holdfast.membership.machine import Machine, Phase
-from holdfast.membership.view_rules import Decision, LedgerState, Plan
+from holdfast.membership.view_rules import Decision, LedgerState, Plan, Standing, Timing
 from holdfast.testing.simulator import Violation, World, simulate
 from holdfast.testing.simulator.ledger import Ledger
 
@@ -115,7 +115,7 @@ def forget_a_shard(patch: Patch) -> None:
         last = able[-1]
         return {**found, last: found[last][:-1]} if shards > 1 else found
 
-    patch.setattr(machine_module, "assign", assign)
+    patch.setattr(stepping, "assign", assign)
     _do_not_count(patch)
 
 
@@ -171,8 +171,8 @@ def set_without_compare(patch: Patch) -> None:
 def start_over_too_early(patch: Patch) -> None:
     """A worker without state does not wait for one that hangs and may have it."""
 
-    def propose_next(me: str, ledger: LedgerState, **rest: Any) -> Decision:
-        return view_rules.propose_next(me, ledger, **{**rest, "has_state": True})
+    def propose_next(me: str, ledger: LedgerState, standing: Standing, timing: Timing) -> Decision:
+        return view_rules.propose_next(me, ledger, replace(standing, has_state=True), timing)
 
     patch.setattr(machine_module, "propose_next", propose_next)
 
@@ -196,7 +196,7 @@ def join_without_state(patch: Patch) -> None:
         assignment = {**dict.fromkeys(plan.fetches, ()), **plan.assignment}
         return replace(plan, fetches={}, assignment=assignment)
 
-    patch.setattr(machine_module, "reconcile", reconcile)
+    patch.setattr(stepping, "reconcile", reconcile)
 
 
 def ignore_stamps(patch: Patch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.core.words import View
+from holdfast.membership.reach import Roll
 from holdfast.membership.view_rules import LedgerState, Report
 
 # ---- messages between members. The group that carries them belongs to one view, whose number is on each.
@@ -12,7 +13,7 @@ from holdfast.membership.view_rules import LedgerState, Report
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """My sums for this step are whole. `change`: the ledger shows one; `leaving`, `stop`: after this step."""
+    """My sums for this step are whole. `change`: another view is due or there; `leaving`, `stop`: after this step."""
 
     step: int
     shards: tuple[int, ...]
@@ -94,6 +95,15 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Knocked:
+    """What came of a knock. Comes once for each, `within_s` of it."""
+
+    number: int
+    reached: tuple[str, ...]
+    missed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveAsked:
     pass
 
@@ -103,7 +113,9 @@ class Tick:
     pass
 
 
-Event = LedgerSaw | Heard | PeerLost | Computed | Reduced | ReductionFailed | Applied | Loaded | LeaveAsked | Tick
+Event = (
+    LedgerSaw | Heard | PeerLost | Computed | Reduced | ReductionFailed | Applied | Loaded | Knocked | LeaveAsked | Tick
+)
 
 
 # ---- effects
@@ -123,6 +135,22 @@ class Deregister:
 class Propose:
     view: View
     expected: int  # revision of the view that it follows
+
+
+@dataclass(frozen=True, slots=True)
+class Knock:
+    """Find out which of these can be reached: connect, prove ourselves, hang up. Their loops may be busy meanwhile."""
+
+    number: int
+    peers: tuple[str, ...]
+    within_s: float  # who has not answered by then is missed; until then a refusal is tried again
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Put this worker's roll into the ledger, under its lease."""
+
+    roll: Roll
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,5 +225,19 @@ class End:
 
 
 Effect = (
-    Register | Deregister | Propose | Open | Drop | Broadcast | Give | Serve | Fetch | Compute | Reduce | Commit | End
+    Register
+    | Deregister
+    | Propose
+    | Knock
+    | Publish
+    | Open
+    | Drop
+    | Broadcast
+    | Give
+    | Serve
+    | Fetch
+    | Compute
+    | Reduce
+    | Commit
+    | End
 )

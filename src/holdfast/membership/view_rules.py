@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from holdfast.core.words import View
+from holdfast.core.words import View, host_of
+from holdfast.membership.reach import Pair, Roll, separate, severed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,12 @@ class LedgerState:
     size: int = 1
     stop: str = ""
     done: bool = False
+    rolls: Mapping[str, Roll] = field(default_factory=dict)  # what workers found when they knocked at the others
 
     @cached_property
     def ids(self) -> frozenset[str]:
-        return frozenset(worker.id for worker in self.registered)
+        """Who has a live lease. A dead worker's last message may still register it: that does not make it alive."""
+        return frozenset(worker.id for worker in self.registered if worker.id not in self.dead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,15 @@ class Timing:
     grace_s: float = 0.5  # for the ledger to say who died, after a connection broke
     propose_again_s: float = 1.0  # after a proposal of which nothing was heard
     abandon_s: float = 60.0  # until a worker that nobody saw die is given up together with its state
+    turn_s: float = 0.2  # between two steps, for the ledger to show the view that is due; then training goes on
+    linger_s: float = 10.0  # in a view that has a successor, for the step's end
+    silent_s: float = 3.0  # without a word from peers that are waited for; then they are knocked at
+    knock_s: float = 5.0  # for a peer to answer a knock; a busy one does, a slow network may take its time
+    knock_again_s: float = 5.0  # between knocks, while there is no word and no view
+    knock_again_s_max: float = 15.0  # the same for a worker outside, which must reach all members to be taken in
+    roll_call_s: float = 2.0  # for the others' rolls, before somebody who is alive is left out
+    rest_s: float = 5.0  # until a slot whose joiner could not be reached is tried again, doubled each time
+    rest_s_max: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,20 @@ class Decision:
 
     view: View | None
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a member stands whose group is gone, as far as that decides what comes next."""
+
+    has_state: bool = True
+    leaving: frozenset[str] = frozenset()  # who said so; that is why the group is gone
+    waited_s: float = 0.0  # since it was
+    knocked: bool = True  # since it was gone, at all other members, and every answer is there or overdue
+    roll_call_s: float = 0.0  # since somebody was first missed
+    rolls: Mapping[str, Roll] = field(default_factory=dict)  # of this view's members, mine among them
+    newcomers: frozenset[str] = frozenset()  # members that were not in the last view that came together
+    resting: frozenset[str] = frozenset()  # registered, but not to be taken in now
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,47 +102,103 @@ class Plan:
     evicted: Mapping[str, str] = field(default_factory=dict)  # who cannot be made level -> why
 
 
-def propose_next(
-    me: str,
-    ledger: LedgerState,
-    *,
-    has_state: bool,
-    planned: bool,
-    leaving: frozenset[str],
-    waited_s: float,
-    timing: Timing,
-) -> Decision:
+def propose_next(me: str, ledger: LedgerState, standing: Standing, timing: Timing) -> Decision:
     """What `me`, a member of the ledger's view whose group is gone, should propose to come after it.
 
     The first member that is still registered proposes. One without state may leave out another only when that
-    one is known to be dead: a worker that merely hangs may be the last that has the training's state.
+    one is known to be dead, or to have none either: a worker that merely hangs may be the last that has the
+    training's state.
     """
     view = ledger.view
     assert view is not None and me in view.members
     ids = ledger.ids
-    live = [member for member in view.members if member in ids and member not in leaving]
+    live = [member for member in view.members if member in ids and member not in standing.leaving]
     live = live[: max(1, ledger.size)]  # the run was made smaller
     if not live or live[0] != me:
         return Decision(None, f"waiting for {live[0] if live else 'the ledger'} to propose view {view.number + 1}")
     gone = [member for member in view.members if member not in live]
-    if not has_state and waited_s < timing.abandon_s:
-        unsure = [member for member in gone if member not in ledger.dead]
+    if not gone and standing.waited_s < timing.grace_s:
+        return Decision(None, "waiting for the ledger to say who was lost")
+    if not gone and not standing.knocked:
+        return Decision(None, "knocking at the other members")
+    cut = severed(live, standing.rolls)
+    apart: tuple[str, ...] = ()
+    if cut:
+        late = [member for member in live if member != me and member not in standing.rolls]
+        if late and standing.roll_call_s < timing.roll_call_s:
+            return Decision(None, f"waiting for {late[0]} to say whom it reaches")
+        apart = _left_out(me, live, cut, standing, timing)
+        if not apart:
+            return Decision(None, f"{me} is cut off; waiting for one of the others to say that it has the state")
+        live = [member for member in live if member not in apart]
+    if not standing.has_state and standing.waited_s < timing.abandon_s:
+        unsure = [member for member in (*gone, *apart) if member != me and not _stateless(member, ledger, standing)]
         if unsure:
             return Decision(None, f"waiting for {unsure[0]}, which may have the state of the training")
-    room = max(0, ledger.size - len(live))
-    joining = [worker.id for worker in ledger.registered if worker.id not in view.members][:room]
-    if not gone and not planned and waited_s < timing.grace_s:
-        return Decision(None, "waiting for the ledger to say who was lost")
-    reason = _reason(gone, joining, leaving)
+    room = 0 if apart else max(0, ledger.size - len(live))
+    joining = _joiners(ledger, view, standing.resting)[:room]
+    reason = _reason(gone, apart, joining, standing.leaving)
     return Decision(View(view.number + 1, (*live, *joining), reason), reason)
 
 
-def _reason(gone: Sequence[str], joining: Sequence[str], leaving: frozenset[str]) -> str:
+def _left_out(
+    me: str, live: Sequence[str], cut: frozenset[Pair], standing: Standing, timing: Timing
+) -> tuple[str, ...]:
+    """Who is left out so that the others can all reach each other; empty: wait, the state would be lost.
+
+    I may be the one that is cut off. Then the others go on without me; but not before one of them has said that it
+    has the training's state, if I have it.
+    """
+    stateless = {id for id, roll in standing.rolls.items() if standing.has_state and not roll.has_state}
+    late = frozenset(member for member in live if member in standing.newcomers or member in stateless)
+    apart = separate(live, cut, late)
+    if me not in apart or not standing.has_state:
+        return apart
+    if any(standing.rolls[member].has_state for member in live if member in standing.rolls and member not in apart):
+        return apart
+    if standing.waited_s < timing.abandon_s:
+        return ()
+    return separate(live, cut, frozenset(member for member in live if member != me))
+
+
+def _stateless(member: str, ledger: LedgerState, standing: Standing) -> bool:
+    roll = standing.rolls.get(member)
+    return member in ledger.dead or (roll is not None and not roll.has_state)
+
+
+def _joiners(ledger: LedgerState, view: View, resting: frozenset[str]) -> list[str]:
+    """Who could be taken in, in the order in which they came."""
+    barred = {*view.members, *resting, *ledger.dead}
+    return [worker.id for worker in ledger.registered if worker.id not in barred]
+
+
+def propose_planned(me: str, ledger: LedgerState, resting: frozenset[str]) -> Decision:
+    """What `me`, a member whose group works, should propose: the view without those whose lease is gone, with joiners.
+
+    It is agreed on while the training goes on; the members move to it between two steps.
+    """
+    view = ledger.view
+    assert view is not None
+    live = [member for member in view.members if member in ledger.ids]
+    if not live or live[0] != me:
+        return Decision(None, "the first member proposes")
+    live = live[: max(1, ledger.size)]
+    joining = _joiners(ledger, view, resting)[: max(0, ledger.size - len(live))]
+    members = (*live, *joining)
+    if members == view.members:
+        return Decision(None, "nothing changes")
+    reason = _reason([member for member in view.members if member not in live], (), joining, frozenset())
+    return Decision(View(view.number + 1, members, reason), reason)
+
+
+def _reason(gone: Sequence[str], apart: Sequence[str], joining: Sequence[str], leaving: frozenset[str]) -> str:
     parts = []
     lost = [member for member in gone if member not in leaving]
     left = [member for member in gone if member in leaving]
     if lost:
         parts.append(f"lost {', '.join(lost)}")
+    if apart:
+        parts.append(f"not everyone reaches {', '.join(apart)}")
     if left:
         parts.append(f"{', '.join(left)} left")
     if joining:
@@ -135,7 +217,7 @@ def propose_first(me: str, ledger: LedgerState, *, waited_s: float, timing: Timi
         unsure = [member for member in view.members if member not in ledger.dead]
         if unsure and waited_s < timing.abandon_s:
             return Decision(None, f"waiting for {unsure[0]}, which may still be alive")
-    outside = [worker.id for worker in ledger.registered]
+    outside = [worker.id for worker in ledger.registered if worker.id in ids]
     if not outside or outside[0] != me:
         return Decision(None, "waiting for the first worker to propose a view")
     if len(outside) < ledger.size and waited_s < timing.start_wait_s:
@@ -181,7 +263,11 @@ def _origin(view: View, reports: Mapping[str, Report], shards: int) -> Plan:
 def assign(
     shards: int, able: Sequence[str], held: Mapping[str, frozenset[int]] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Shards for each of `able`, as even as what they already hold allows. Ranges are contiguous where they can be."""
+    """Shards for each of `able`, as even as what they already hold allows. Ranges are contiguous where they can be.
+
+    So are those of a host's workers taken together: their sums then combine into few nodes of the tree.
+    """
+    able = _by_host(able)
     kept = {member: (held or {}).get(member, frozenset()) for member in able}
     missing = [shard for shard in range(shards) if not any(shard in have for have in kept.values())]
     wanted = dict.fromkeys(able, 0)
@@ -195,3 +281,11 @@ def assign(
         result[member] = tuple(sorted(kept[member] | set(missing[start:stop])))
         start = stop
     return result
+
+
+def _by_host(members: Sequence[str]) -> list[str]:
+    """Workers of one host side by side, hosts in the order of their first worker, ranks in order within one."""
+    first: dict[str, int] = {}
+    for rank, member in enumerate(members):
+        first.setdefault(host_of(member), rank)
+    return sorted(members, key=lambda member: first[host_of(member)])

@@ -2,6 +2,10 @@
 
 The watch thread reads what changes and puts a new LedgerState into the mailbox. The command thread registers,
 proposes, and keeps the lease alive. While the ledger is away both try again; training goes on.
+
+A write whose answer did not come may have been done or not. The feed does not find out: the watch tells what holds,
+and the machine asks again for what it still misses. Commands of one kind replace each other while they wait, so a
+ledger that is away for long leaves no queue behind.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from holdfast.core.words import (
 )
 from holdfast.events import EventLog
 from holdfast.ledger.port import Change, Entry, Ledger, Watch
+from holdfast.membership.reach import KEY_ROLLS, Roll
 from holdfast.membership.view_rules import LedgerState, Registered
 from holdfast.run.mailbox import Mailbox
 
@@ -54,7 +59,10 @@ class LedgerFeed:
         self._lease_s = lease_s
         self._lease = 0
         self._stopping = threading.Event()
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._registered_under = 0  # the lease under which our registration was last seen to stand
+        self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()  # kinds of commands, in order
+        self._waiting: dict[str, Callable[[], None]] = {}  # the latest of each kind
+        self._waiting_lock = threading.Lock()
         self._entries: dict[str, Entry] = {}
         self._threads = [
             threading.Thread(target=self._watch, name="holdfast-ledger-watch", daemon=True),
@@ -69,34 +77,49 @@ class LedgerFeed:
     # ---- commands
 
     def register(self) -> None:
-        self._commands.put(self._register)
+        self._ask("register", self._register)
 
     def deregister(self) -> None:
-        self._commands.put(self._deregister)
+        self._ask("deregister", self._deregister)
 
     def propose(self, view: View, expected: int) -> None:
-        self._commands.put(lambda: self._propose(view, expected))
+        self._ask("propose", lambda: self._propose(view, expected))
+
+    def publish(self, roll: Roll) -> None:
+        self._ask("publish", lambda: self._publish(roll))
 
     def put(self, key: str, value: bytes) -> None:
-        self._commands.put(lambda: self._put(key, value))
+        self._ask(f"put {key}", lambda: self._put(key, value))
 
     def close(self, *, wait_s: float = 2.0) -> None:
         """Carry out what was asked for, as far as the ledger answers in time, and end the threads."""
-        self._commands.put(self._stopping.set)
+        self._ask("stop", self._stopping.set)
         self._threads[1].join(wait_s)
         self._stopping.set()
         self._ledger.close()
         for thread in self._threads:
             thread.join(0.5)
 
+    def _ask(self, kind: str, command: Callable[[], None]) -> None:
+        with self._waiting_lock:
+            if kind not in self._waiting:
+                self._commands.put(kind)
+            self._waiting[kind] = command
+
     def _command(self) -> None:
         renew_at = time.monotonic()
         while not self._stopping.is_set():
-            try:
-                command = self._commands.get(timeout=max(0.0, renew_at - time.monotonic()))
-            except queue.Empty:
-                command = self._keep_alive
-                renew_at = time.monotonic() + self._lease_s / 4
+            command = self._keep_alive
+            now = time.monotonic()
+            if now >= renew_at:  # whatever else waits: a slow ledger must not cost us the lease
+                renew_at = now + self._lease_s / 4
+            else:
+                try:
+                    kind = self._commands.get(timeout=renew_at - now)
+                except queue.Empty:
+                    continue
+                with self._waiting_lock:
+                    command = self._waiting.pop(kind)
             try:
                 command()
             except LedgerError as error:
@@ -111,16 +134,25 @@ class LedgerFeed:
                 self._lease = 0  # the machine sees that the registration is gone and asks for another
 
     def _register(self) -> None:
-        me = self._registration
-        if self._lease:
-            with suppress(LeaseGone):
+        """Any reply may have been lost, and what it would have told may hold: so look first, and know the lease.
+
+        A lease that nobody knows of runs out, and with it whatever was put under it. So a registration of mine under
+        another lease is taken over: nobody else has my id.
+        """
+        me, key = self._registration, KEY_WORKERS + self._registration.id
+        try:
+            if self._lease:
                 self._ledger.keep_alive(self._lease)
-                if self._ledger.get(KEY_WORKERS + me.id) is not None:
-                    return
-        lease = self._ledger.grant(self._lease_s)
-        if self._ledger.compare_and_set(KEY_WORKERS + me.id, me.encode(), expected=0, lease=lease) is not None:
-            self._lease = lease
-            self._events.write("registered", address=me.address)
+            else:
+                self._lease = self._ledger.grant(self._lease_s)
+            entry = self._ledger.get(key)
+            if entry is not None and entry.lease == self._lease:
+                return
+            expected = entry.revision if entry is not None else 0
+            if self._ledger.compare_and_set(key, me.encode(), expected=expected, lease=self._lease) is not None:
+                self._events.write("registered", address=me.address)
+        except LeaseGone:
+            self._lease = 0  # the machine sees that the registration is missing and asks again
 
     def _deregister(self) -> None:
         lease, self._lease = self._lease, 0
@@ -129,6 +161,16 @@ class LedgerFeed:
 
     def _propose(self, view: View, expected: int) -> None:
         self._ledger.compare_and_set(KEY_VIEW, view.encode(), expected=expected)
+
+    def _publish(self, roll: Roll) -> None:
+        if self._lease:
+            with suppress(LeaseGone):
+                self._ledger.put(KEY_ROLLS + self._registration.id, roll.encode(), lease=self._lease)
+
+    def _publish(self, roll: Roll) -> None:
+        if self._lease:
+            with suppress(LeaseGone):
+                self._ledger.put(KEY_ROLLS + self._registration.id, roll.encode(), lease=self._lease)
 
     def _put(self, key: str, value: bytes) -> None:
         self._ledger.put(key, value)
@@ -190,11 +232,15 @@ def read_news(entries: dict[str, Entry]) -> LedgerNews:
     view = entries.get(KEY_VIEW)
     registrations = {}
     registered = []
+    rolls = {}
     for key, entry in entries.items():
         if key.startswith(KEY_WORKERS):
             registration = Registration.decode(entry.value)
             registrations[registration.id] = registration
             registered.append(Registered(registration.id, entry.created))
+        elif key.startswith(KEY_ROLLS):
+            with suppress(ProtocolError):
+                rolls[key[len(KEY_ROLLS) :]] = Roll.decode(entry.value)
     registered.sort(key=lambda worker: worker.created)
     sizes = [decode_json(entry.value).get("workers", 1) for key, entry in entries.items() if key.startswith(KEY_SIZE)]
     stop = decode_json(entries[KEY_STOP].value).get("reason", "stopped") if KEY_STOP in entries else ""
@@ -206,5 +252,6 @@ def read_news(entries: dict[str, Entry]) -> LedgerNews:
         size=sum(map(int, sizes)) if sizes else 1,
         stop=str(stop),
         done=KEY_DONE in entries,
+        rolls=rolls,
     )
     return LedgerNews(state, registrations)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.core.words import View
+from holdfast.membership.reach import Roll
 from holdfast.membership.view_rules import LedgerState, Registered
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Ledger:
         self.view: View | None = None
         self.view_revision = 0
         self.created: dict[str, int] = {}
+        self.rolls: dict[str, Roll] = {}
         self.dead: frozenset[str] = frozenset()
         self.size = world.schedule.workers
         self.done = False
@@ -29,7 +31,7 @@ class Ledger:
 
     def state(self) -> LedgerState:
         registered = tuple(Registered(id, created) for id, created in sorted(self.created.items(), key=lambda i: i[1]))
-        return LedgerState(self.view, self.view_revision, registered, self.dead, self.size, "", self.done)
+        return LedgerState(self.view, self.view_revision, registered, self.dead, self.size, "", self.done, dict(self.rolls))
 
     def changed(self) -> None:
         self.revision += 1
@@ -62,7 +64,13 @@ class Ledger:
     def deregister(self, id: str, *, dead: bool) -> None:
         if dead:
             self.dead |= {id}
+        self.rolls.pop(id, None)
         if self.created.pop(id, None) is not None or dead:
+            self.changed()
+
+    def publish(self, id: str, roll: Roll) -> None:
+        if id in self.created:  # it is under the worker's lease
+            self.rolls[id] = roll
             self.changed()
 
     def compare_and_set_view(self, view: View, expected: int) -> None:

@@ -43,6 +43,24 @@ class Network:
     def send(self, worker: Worker, peer: str, view: View, message: m.Message) -> None:
         self.deliver(worker.id, peer, view.number, m.Heard(view.number, worker.id, message))
 
+    def knock(self, worker: Worker, knock: m.Knock) -> None:
+        """A listener answers while its process lives and is not stopped, whatever its loop does."""
+        give_up = self._world.now + knock.within_s
+        reached: set[str] = set()
+
+        def again() -> None:
+            for peer in knock.peers:
+                other = self._world.workers.get(peer)
+                if other is not None and other.alive and not other.finished and not other.stopped:
+                    reached.add(peer)
+            if len(reached) < len(knock.peers) and self._world.now < give_up:
+                self._world.after(0.25, again)
+                return
+            missed = tuple(peer for peer in knock.peers if peer not in reached)
+            worker.take(m.Knocked(knock.number, tuple(peer for peer in knock.peers if peer in reached), missed))
+
+        self._world.after(self._world.rng.choice((0.002, 0.01, 0.2)), again)
+
     def deliver(self, source: str, target: str, number: int, event: m.Event) -> None:
         """In order on one connection, in any order between them; parked while the target is not there yet."""
         delay = self._world.rng.choice((0.0005, 0.001, 0.002, 0.01, 0.2))

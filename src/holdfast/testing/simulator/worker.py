@@ -94,6 +94,12 @@ class Worker:
     def _propose(self, effect: m.Propose) -> None:
         self.world.ledger_call(self, lambda: self.world.ledger.compare_and_set_view(effect.view, effect.expected))
 
+    def _knock(self, effect: m.Knock) -> None:
+        self.world.network.knock(self, effect)
+
+    def _publish(self, effect: m.Publish) -> None:
+        self.world.ledger_call(self, lambda: self.world.ledger.publish(self.id, effect.roll))
+
     def _open(self, effect: m.Open) -> None:
         self.world.network.open(self, effect.view)
 

@@ -1,0 +1,47 @@
+"""Who is registered and yet not taken in for now: those left out, and joiners with whom views failed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.core.words import host_of
+from holdfast.membership.view_rules import LedgerState, Timing
+
+DOUBLINGS_MAX = 16
+
+
+class Resting:
+    """Belongs to a machine. A slot rests longer each time that a joiner from it could not be reached.
+
+    It is the slot that rests: whoever was left out ends, and comes back as a new worker with a new id.
+    """
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._former: set[str] = set()  # took part, were left out: an id is either in or out, never in again
+        self._slots: dict[tuple[str, str], tuple[int, float]] = {}  # (slot, host) -> failures, when it may come in
+
+    def left_out(self, members: Iterable[str], formed: frozenset[str], ledger: LedgerState, now: float) -> None:
+        """These are not in the next view. Who took part is out for good; a joiner that still lives must rest."""
+        for member in members:
+            if member in formed:
+                self._former.add(member)
+            elif member in ledger.ids:
+                failures = self._slots.get(_place(member), (0, 0.0))[0]
+                rest_s = min(self._timing.rest_s * (1 << min(failures, DOUBLINGS_MAX)), self._timing.rest_s_max)
+                self._slots[_place(member)] = (failures + 1, now + rest_s)
+
+    def formed(self, members: Iterable[str]) -> None:
+        for member in members:
+            self._slots.pop(_place(member), None)
+
+    def among(self, ledger: LedgerState, now: float) -> frozenset[str]:
+        """Those of the registered workers that are not taken in now."""
+        return frozenset(
+            id for id in ledger.ids if id in self._former or now < self._slots.get(_place(id), (0, now))[1]
+        )
+
+
+def _place(worker: str) -> tuple[str, str]:
+    """The slot, and the host it is on: what stays the same when a worker is replaced."""
+    return worker.partition(".")[0], host_of(worker)

@@ -1,0 +1,286 @@
+"""The half of a worker's machine that trains: getting level when a view has formed, and a step from shards to commit.
+
+Owns the worker's position (which steps it has applied, which shards it holds) and what it has heard in its view. The
+other half, machine.py, owns the ledger, views and phases outside a step; this one calls it only through `_break`,
+`_consider`, `_change_seen`, `_be_evicted` and `_turn`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from holdfast.core.words import View
+from holdfast.membership.messages import (
+    Applied,
+    Broadcast,
+    Commit,
+    Compute,
+    Computed,
+    Deregister,
+    Done,
+    Drop,
+    Effect,
+    End,
+    Fetch,
+    Give,
+    Heard,
+    Loaded,
+    PeerLost,
+    Ready,
+    Reduce,
+    Reduced,
+    ReductionFailed,
+    Serve,
+)
+from holdfast.membership.phases import TRANSITIONS, Phase
+from holdfast.membership.view_rules import LedgerState, Plan, Report, assign, reconcile
+
+
+class Stepping(ABC):
+    """What a member of a view does with its peers. See Machine for the rest."""
+
+    def __init__(self, me: str, *, shards: int, digest: str, two_rounds: bool) -> None:
+        self.me = me
+        self.shards = shards
+        self.digest = digest
+        self.two_rounds = two_rounds
+        self.phase = Phase.WAITING
+        self.view: View | None = None  # the newest view that I am a member of
+        self.ledger = LedgerState()
+        self.next: int | None = None  # the first step I have not applied
+        self.held: frozenset[int] = frozenset()
+        self.kept: int | None = None  # the step whose reduced gradient I still have
+        self.assigned: tuple[int, ...] = ()
+        self.leave_asked = False
+        self.reason = "starting"  # why I wait, if I do
+        self._formed = 0  # the last view that came together: all its members reported
+        self._formed_members: frozenset[str] = frozenset()
+        self._evenly: dict[str, tuple[int, ...]] = {}  # the assignment of this view's later steps
+        self._leaving: frozenset[str] = frozenset()  # who leaves at the end of this step
+        self._change_due = False
+        self._stop = ""
+        self._forget_view()
+
+    def _forget_view(self) -> None:
+        """What was heard in one view means nothing in the next."""
+        self._plan: Plan | None = None
+        self._reports: dict[str, Report] = {}
+        self._ready: dict[int, dict[str, Ready]] = {}
+        self._done: dict[int, set[str]] = {}
+        self._results: set[int] = set()  # steps whose reduced gradient a peer has sent me
+        self._lost: dict[str, str] = {}  # members whose connection is gone, and why
+
+    @abstractmethod
+    def _consider(self, now: float) -> list[Effect]: ...
+
+    @abstractmethod
+    def _break(self, reason: str, now: float, *, peer: str = "") -> list[Effect]: ...
+
+    @abstractmethod
+    def _be_evicted(self, reason: str) -> list[Effect]: ...
+
+    @abstractmethod
+    def _change_seen(self, now: float) -> bool: ...
+
+    @abstractmethod
+    def _turn(self, now: float) -> list[Effect]: ...
+
+    @abstractmethod
+    def _came_together(self) -> None: ...
+
+    def _has_successor(self) -> bool:
+        """The ledger shows a newer view than mine, or one where I have none."""
+        newest = self.ledger.view
+        return newest is not None and newest.number > (self.view.number if self.view else 0)
+
+    # ---- what peers say
+
+    def _listens_to(self, view: int) -> bool:
+        """Fence: what is said in another view, older or newer, is not for the one I am in."""
+        return self.view is not None and view == self.view.number and self.phase is not Phase.BROKEN
+
+    def _heard(self, event: Heard, now: float) -> list[Effect]:
+        if not self._listens_to(event.view):
+            return []
+        message = event.message
+        if isinstance(message, Ready):
+            self._ready.setdefault(message.step, {})[event.peer] = message
+            return self._reduce_if_ready(now)
+        if isinstance(message, Done):
+            self._done.setdefault(message.step, set()).add(event.peer)
+            return self._commit_if_done()
+        if isinstance(message, Report):
+            self._reports[event.peer] = message
+            return self._reconcile_if_complete(now)
+        self._results.add(message.step)  # it may come before the last report, and so before I know that I lack it
+        return self._receive_if_sent()
+
+    def _peer_lost(self, event: PeerLost, now: float) -> list[Effect]:
+        if self._listens_to(event.view):
+            self._lost[event.peer] = event.reason  # `handle` looks at it whenever I wait for peers
+        return []
+
+    def _has_all_from(self, member: str) -> bool:
+        step = self.next
+        if step is None or self.phase not in (Phase.GATHERING, Phase.REDUCING):
+            return False
+        ready = member in self._ready.get(step, {})
+        needs_done = self.two_rounds and self.phase is Phase.REDUCING
+        return ready and (not needs_done or member in self._done.get(step, set()))
+
+    # ---- getting level
+
+    def _report(self) -> Report:
+        if self.next is None:
+            return Report(None, digest=self.digest)
+        return Report(self.next, tuple(sorted(self.held)), self.kept is not None and self.kept == self.next - 1)
+
+    def _reconcile_if_complete(self, now: float) -> list[Effect]:
+        assert self.view is not None
+        if self.phase is not Phase.FORMING or len(self._reports) < len(self.view.members):
+            return []
+        self._formed, self._formed_members = self.view.number, frozenset(self.view.members)
+        self._came_together()
+        plan = self._plan = reconcile(self.view, self._reports, self.shards)
+        self._evenly = assign(self.shards, self.view.members)
+        if self.me in plan.evicted:
+            return self._be_evicted(plan.evicted[self.me])
+        if self.me in plan.fetches:
+            self._go(Phase.LOADING)
+            return [Fetch(plan.step, plan.fetches[self.me])]
+        effects: list[Effect] = []
+        if any(self.me in sources for sources in plan.fetches.values()):
+            effects.append(Serve(plan.step, tuple(plan.fetches)))
+        effects += [Give(to, plan.step - 1) for to, giver in plan.gives.items() if giver == self.me]
+        if self.me in plan.gives:
+            self._go(Phase.RECEIVING)
+            self.reason = f"waiting for {plan.gives[self.me]} to send the gradient of step {plan.step - 1}"
+            return effects + self._receive_if_sent()
+        return effects + self._start(plan.step, plan.assignment[self.me])
+
+    def joiners_load(self) -> bool:
+        """Whether a member of this view may still be reading the state that I started this step with."""
+        plan = self._plan
+        if self.phase is not Phase.COMPUTING or plan is None or plan.step != self.next:
+            return False
+        ready = self._ready.get(plan.step, {})
+        gone = self._lost.keys() | (plan.fetches.keys() - self.ledger.ids)
+        return any(member not in ready and member not in gone for member in plan.fetches if member != self.me)
+
+    def _loaded(self, event: Loaded, now: float) -> list[Effect]:
+        if self.phase is not Phase.LOADING or self._plan is None or event.step != self._plan.step:
+            return []
+        return self._start(event.step, ())
+
+    def _receive_if_sent(self) -> list[Effect]:
+        if self.phase is not Phase.RECEIVING or self.next not in self._results:
+            return []
+        return self._commit(self.next, received=True)
+
+    # ---- a step
+
+    def _start(self, step: int, shards: tuple[int, ...]) -> list[Effect]:
+        assert self.next is None or self.next == step, f"at step {self.next}, told to start {step}"
+        self.next = step
+        self.assigned = shards
+        missing = tuple(shard for shard in shards if shard not in self.held)
+        self._go(Phase.COMPUTING)
+        self.reason = ""
+        return [Compute(step, missing)]
+
+    def _computed(self, event: Computed, now: float) -> list[Effect]:
+        if self.phase is not Phase.COMPUTING:
+            return []
+        assert event.step == self.next
+        self.held = frozenset(self.assigned)
+        self._go(Phase.GATHERING)
+        ready = Ready(event.step, self.assigned, self._change_seen(now), self.leave_asked, self.ledger.stop)
+        self._ready.setdefault(event.step, {})[self.me] = ready
+        self.reason = "waiting for the others' shards"
+        return [Broadcast(ready), *self._consider(now), *self._reduce_if_ready(now)]
+
+    def _reduce_if_ready(self, now: float) -> list[Effect]:
+        if self.phase is not Phase.GATHERING:
+            return []
+        assert self.view is not None and self.next is not None
+        ready = self._ready.get(self.next, {})
+        if len(ready) < len(self.view.members):
+            return []
+        brought = tuple((member, ready[member].shards) for member in self.view.members)
+        count = sum(len(shards) for _, shards in brought)
+        if count != self.shards or len({shard for _, shards in brought for shard in shards}) != count:
+            return [*self._break(f"step {self.next} is not covered exactly once: {brought}", now)]
+        self._change_due = any(message.change or message.leaving for message in ready.values())
+        self._leaving = frozenset(member for member in self.view.members if ready[member].leaving)
+        self._stop = next((ready[member].stop for member in self.view.members if ready[member].stop), "")
+        self._go(Phase.REDUCING)
+        return [Reduce(self.next, brought)]
+
+    def _reduced(self, event: Reduced, now: float) -> list[Effect]:
+        if self.phase is not Phase.REDUCING or event.step != self.next:
+            return []
+        if not self.two_rounds:
+            return self._commit(event.step, received=False)
+        self._done.setdefault(event.step, set()).add(self.me)
+        self.reason = "waiting for the others' slices"
+        return [Broadcast(Done(event.step)), *self._commit_if_done()]
+
+    def _reduction_failed(self, event: ReductionFailed, now: float) -> list[Effect]:
+        if self.phase is not Phase.REDUCING or event.step != self.next:
+            return []
+        return self._break(event.reason, now, peer=event.peer) + self._consider(now)
+
+    def _commit_if_done(self) -> list[Effect]:
+        if self.phase is not Phase.REDUCING or not self.two_rounds:
+            return []
+        assert self.view is not None and self.next is not None
+        if len(self._done.get(self.next, ())) < len(self.view.members):
+            return []
+        return self._commit(self.next, received=False)
+
+    def _commit(self, step: int, *, received: bool) -> list[Effect]:
+        self.kept = step
+        self.held = frozenset()
+        self._ready.pop(step, None)
+        self._done.pop(step, None)
+        self._go(Phase.APPLYING)
+        self.reason = ""
+        return [Commit(step, received)]
+
+    def _applied(self, event: Applied, now: float) -> list[Effect]:
+        assert self.phase is Phase.APPLYING and event.step == self.next and self.view is not None
+        self.next = event.step + 1
+        if self._stop:
+            return [Drop(self.view.number, "the run stops"), Deregister(), self._end("stopped", self._stop)]
+        if self.me in self._leaving:
+            return [Drop(self.view.number, "leaving"), Deregister(), self._end("left", "asked to leave")]
+        if self._leaving:  # the group is over with it, whatever the ledger says
+            leaving = self._leaving
+            effects = self._break(f"{', '.join(sorted(leaving))} left", now)
+            self._leaving = leaving
+            return effects + self._consider(now)
+        if self._change_due:
+            self._change_due = False
+            return self._turn(now)
+        if self._lost and self._has_successor():
+            return self._break("the others went on to a newer view", now) + self._consider(now)
+        return self._go_on()
+
+    def _go_on(self) -> list[Effect]:
+        """The next step, in the same view."""
+        assert self.next is not None
+        plan = self._plan
+        if plan is not None and plan.step == self.next:  # I was sent the step before; now I am level
+            return self._start(self.next, plan.assignment[self.me])
+        return self._start(self.next, self._evenly[self.me])
+
+    # ---- phases
+
+    def _end(self, kind: str, reason: str) -> End:
+        self._go(Phase.ENDED)
+        self.reason = reason
+        return End(kind, reason)
+
+    def _go(self, phase: Phase) -> None:
+        assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
+        self.phase = phase
