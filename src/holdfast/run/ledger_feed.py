@@ -134,7 +134,7 @@ class LedgerFeed:
                 self._lease = 0  # the machine sees that the registration is gone and asks for another
 
     def _register(self) -> None:
-        """Any reply may have been lost, and what it would have told may hold: so look first, and know the lease.
+        """Any answer may have been lost, and what it would have told may hold: so look first, and know the lease.
 
         A lease that nobody knows of runs out, and with it whatever was put under it. So a registration of mine under
         another lease is taken over: nobody else has my id.
@@ -144,15 +144,18 @@ class LedgerFeed:
             if self._lease:
                 self._ledger.keep_alive(self._lease)
             else:
-                self._lease = self._ledger.grant(self._lease_s)
+                self._lease = self._ledger.grant(self._lease_s)  # mine from here on, whatever comes of the rest
             entry = self._ledger.get(key)
-            if entry is not None and entry.lease == self._lease:
-                return
-            expected = entry.revision if entry is not None else 0
-            if self._ledger.compare_and_set(key, me.encode(), expected=expected, lease=self._lease) is not None:
-                self._events.write("registered", address=me.address)
+            if entry is None or entry.lease != self._lease:
+                expected = entry.revision if entry is not None else 0
+                if self._ledger.compare_and_set(key, me.encode(), expected=expected, lease=self._lease) is None:
+                    return  # the machine asks again
         except LeaseGone:
             self._lease = 0  # the machine sees that the registration is missing and asks again
+            return
+        if self._registered_under != self._lease:
+            self._registered_under = self._lease
+            self._events.write("registered", address=me.address)
 
     def _deregister(self) -> None:
         lease, self._lease = self._lease, 0
@@ -161,11 +164,6 @@ class LedgerFeed:
 
     def _propose(self, view: View, expected: int) -> None:
         self._ledger.compare_and_set(KEY_VIEW, view.encode(), expected=expected)
-
-    def _publish(self, roll: Roll) -> None:
-        if self._lease:
-            with suppress(LeaseGone):
-                self._ledger.put(KEY_ROLLS + self._registration.id, roll.encode(), lease=self._lease)
 
     def _publish(self, roll: Roll) -> None:
         if self._lease:
