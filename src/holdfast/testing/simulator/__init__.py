@@ -1,8 +1,10 @@
-"""A seeded simulator of workers, agent, ledger and network that runs the machine that ships.
+"""A seeded simulator of workers, hosts, ledger and network that runs the machine that ships.
 
 Everything that can go wrong is drawn from one seed: delays, reordering between connections, connections that
-break, workers that crash, stop and wake, leave and join, an agent (and with it the ledger) that goes away, a worker
-cut off from the ledger, clocks that run apart. The same seed gives the same run, event for event.
+break, workers that crash, stop and wake, leave and join, agents that go away, hosts that lose power or their network,
+hosts cut off from each other, clocks that run apart; a ledger that changes its leader or is away for long, answers
+that are lost, requests that are carried out late or twice, watches with gaps or far behind, leases that end. The same
+seed gives the same run, event for event.
 
     python -m holdfast.testing.simulator --schedules 10000
     python -m holdfast.testing.simulator --seed 16335 --trace
@@ -11,10 +13,14 @@ The world keeps its own books and compares: it knows which shards each worker re
 really applied, and raises Violation when the machines' decisions break a promise.
 
     schedule.py   what a run consists of, drawn from its seed
+    world.py      time, and how everything is put together
+    faults.py     what goes wrong
+    books.py      what really happened, and the promises
     ledger.py     the ledger and its leases
+    feed.py       a worker's line to the ledger
+    network.py    connections that belong to a view, keep order, and break as a whole; cuts
     worker.py     one process: the shipped machine, the user's loop around it, what it really holds
-    network.py    connections that belong to a view, keep order, and break as a whole
-    world.py      time, agent, faults, and the books
+    hosts.py      agents, which start, bury and replace workers
 """
 
 from __future__ import annotations
@@ -23,19 +29,28 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.membership.machine import Machine
+from holdfast.testing.simulator.feed import Feed
 from holdfast.testing.simulator.schedule import Schedule, Violation
 from holdfast.testing.simulator.world import World
 
 __all__ = ["Schedule", "Violation", "World", "simulate"]
 
 
-def simulate(seed: int, *, machine_class: type[Machine] = Machine, keep_trace: bool = False, **changes: Any) -> World:
-    """Run one schedule. Raises Violation with the seed in its text."""
+def simulate(
+    seed: int,
+    *,
+    machine_class: type[Machine] = Machine,
+    feed_class: type[Feed] = Feed,
+    keep_trace: bool = False,
+    **changes: Any,
+) -> World:
+    """Run one schedule. Raises Violation with the seed, and how to replay it, in its text."""
     schedule = replace(Schedule.draw(seed), **changes)
-    world = World(schedule, machine_class=machine_class, keep_trace=keep_trace)
+    world = World(schedule, machine_class=machine_class, feed_class=feed_class, keep_trace=keep_trace)
     try:
         world.run()
     except AssertionError as error:
         trace = "\n".join(world.lines or [])
-        raise Violation(f"seed {seed}: {error}\n{trace}") from error
+        replay = f"python -m holdfast.testing.simulator --seed {seed} --trace"
+        raise Violation(f"seed {seed}: {error}\nreplay: {replay} {changes or ''}\n{trace}") from error
     return world

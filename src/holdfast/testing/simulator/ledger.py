@@ -1,46 +1,99 @@
-"""The simulated ledger, and the agent that serves it: strongly consistent, sometimes away."""
+"""The simulated ledger: keys, revisions, leases and a history for watches; strongly consistent, sometimes away.
+
+A request that arrives while it is away is lost, or carried out when it is back, though its sender has long given up.
+A new leader gives every lease its full time again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from holdfast.core.words import View
-from holdfast.membership.reach import Roll
-from holdfast.membership.view_rules import LedgerState, Registered
+from holdfast.core.words import KEY_VIEW, KEY_WORKERS
 
 if TYPE_CHECKING:
     from holdfast.testing.simulator.world import World
 
+LEASE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    value: Any
+    revision: int
+    created: int
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    key: str
+    entry: Entry | None  # None: deleted
+
 
 class Ledger:
-    """The simulated ledger and the agent that serves it: strongly consistent, sometimes away."""
-
     def __init__(self, world: World) -> None:
         self.world = world
         self.up = True
+        self.changed_at = 0.0  # when it last came or went
         self.revision = 0
-        self.view: View | None = None
-        self.view_revision = 0
-        self.created: dict[str, int] = {}
-        self.rolls: dict[str, Roll] = {}
-        self.dead: frozenset[str] = frozenset()
-        self.size = world.schedule.workers
-        self.done = False
-        self._waiting: list[Callable[[], None]] = []
+        self.floor = 0  # changes up to this revision are forgotten
+        self.entries: dict[str, Entry] = {}
+        self._history: list[Change] = []  # revisions 1, 2, 3, ...
+        self._leases: dict[int, float] = {}
+        self._last_lease = 0
+        self._waiting: list[Callable[[], object]] = []
 
-    def state(self) -> LedgerState:
-        registered = tuple(Registered(id, created) for id, created in sorted(self.created.items(), key=lambda i: i[1]))
-        return LedgerState(self.view, self.view_revision, registered, self.dead, self.size, "", self.done, dict(self.rolls))
+    # ---- what it is asked to do; each call is one atomic operation
 
-    def changed(self) -> None:
+    def compare_and_set(self, key: str, value: Any, expected: int, lease: int = 0) -> int | None:
+        entry = self.entries.get(key)
+        if (entry.revision if entry else 0) != expected or (lease and lease not in self._leases):
+            return None
+        return self.put(key, value, lease)
+
+    def put(self, key: str, value: Any, lease: int = 0) -> int | None:
+        if lease and lease not in self._leases:
+            return None
+        old = self.entries.get(key)
+        if key == KEY_VIEW:
+            self.world.books.check_view(old.value if old else None, value)
         self.revision += 1
-        if self.up:
-            state = self.state()
-            for worker in self.world.workers.values():
-                self.world.notify(worker, state)
+        self.entries[key] = Entry(value, self.revision, old.created if old else self.revision, lease)
+        self._remember(key)
+        return self.revision
 
-    def when_up(self, act: Callable[[], None]) -> None:
+    def delete(self, key: str) -> None:
+        if self.entries.pop(key, None) is not None:
+            self.revision += 1
+            self._remember(key)
+
+    def grant(self) -> int:
+        self._last_lease += 1
+        lease = self._last_lease
+        self._leases[lease] = self.world.now + LEASE_S
+        self.world.after(LEASE_S, lambda: self._look_at(lease))
+        return lease
+
+    def keep_alive(self, lease: int) -> bool:
+        if lease not in self._leases:
+            return False
+        self._leases[lease] = self.world.now + LEASE_S
+        return True
+
+    def revoke(self, lease: int) -> None:
+        if self._leases.pop(lease, None) is not None:
+            for key in [key for key, entry in self.entries.items() if entry.lease == lease]:
+                self.delete(key)
+
+    def changes(self, after: int, up_to: int) -> list[Change]:
+        assert after >= self.floor
+        return self._history[after:up_to]
+
+    # ---- its own life
+
+    def when_up(self, act: Callable[[], object]) -> None:
         if self.up:
             act()
         else:
@@ -48,35 +101,39 @@ class Ledger:
 
     def go_down(self) -> None:
         self.up = False
+        self.changed_at = self.world.now
 
     def come_up(self) -> None:
         self.up = True
+        self.changed_at = self.world.now
+        for lease in self._leases:
+            self._leases[lease] = self.world.now + LEASE_S
         waiting, self._waiting = self._waiting, []
         for act in waiting:
             act()
-        self.changed()
 
-    def register(self, id: str) -> None:
-        if id not in self.created and id not in self.dead:
-            self.created[id] = self.revision + 1
-            self.changed()
+    def forget(self) -> None:
+        """Compaction: who has not read up to here must read everything anew."""
+        self.floor = self.revision
 
-    def deregister(self, id: str, *, dead: bool) -> None:
-        if dead:
-            self.dead |= {id}
-        self.rolls.pop(id, None)
-        if self.created.pop(id, None) is not None or dead:
-            self.changed()
+    def _remember(self, key: str) -> None:
+        entry = self.entries.get(key)
+        self._history.append(Change(key, entry))
+        if entry is None and key.startswith(KEY_WORKERS):
+            self.world.books.unregistered(key[len(KEY_WORKERS) :])
+        for worker in self.world.workers.values():
+            worker.feed.wake()
 
-    def publish(self, id: str, roll: Roll) -> None:
-        if id in self.created:  # it is under the worker's lease
-            self.rolls[id] = roll
-            self.changed()
-
-    def compare_and_set_view(self, view: View, expected: int) -> None:
-        if self.view_revision != expected:
+    def _look_at(self, lease: int) -> None:
+        deadline = self._leases.get(lease)
+        if deadline is None:
             return
-        self.world.check_view(self.view, view)
-        self.view = view
-        self.view_revision = self.revision + 1
-        self.changed()
+        if not self.up:
+            self.world.after(LEASE_S, lambda: self._look_at(lease))
+        elif deadline > self.world.now:
+            self.world.after(deadline - self.world.now, lambda: self._look_at(lease))
+        else:
+            held = [key for key, entry in self.entries.items() if entry.lease == lease]
+            self.world.trace("lease", lease, "ran out, and with it", held)
+            self.world.books.check_lapse(held)
+            self.revoke(lease)

@@ -22,17 +22,22 @@ class Schedule:
     faults: int = 4
     two_rounds: bool = True
     network: bool = False  # sums travel with the reduction, which fails when their owner dies before it
+    hosts: int = 1  # one: the agent serves the ledger; several: the ledger is a cluster of its own
+    fault: str = ""  # if given, all faults are of this kind
 
     @classmethod
     def draw(cls, seed: int) -> Schedule:
         rng = random.Random(f"schedule {seed}")
+        hosts = rng.choice((1, 1, 2, 3))
+        two_rounds = rng.random() < 0.5
         return cls(
             seed=seed,
-            workers=rng.choice((1, 2, 3, 3, 4)),
+            workers=rng.choice((1, 2, 3, 3, 4)) if hosts == 1 else rng.choice((hosts, 3, 4, 5)),
             spares=rng.choice((0, 0, 0, 1)),
             shards=rng.choice((1, 2, 4, 5)),
-            steps=rng.choice((3, 4, 6)),
+            steps=rng.choice((3, 4, 6)) if rng.random() < 0.8 else rng.choice((15, 30)),
             faults=rng.choice((0, 1, 2, 3, 4, 6)),
-            two_rounds=(two_rounds := rng.random() < 0.5),
+            two_rounds=two_rounds,
             network=not two_rounds and rng.random() < 0.5,
+            hosts=hosts,
         )

@@ -7,33 +7,39 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.membership import messages as m
-from holdfast.membership.view_rules import LedgerState
+from holdfast.testing.simulator.network import AGAIN_S, SILENT_S
 from holdfast.testing.simulator.schedule import Violation
 
 if TYPE_CHECKING:
+    from holdfast.testing.simulator.hosts import Host
     from holdfast.testing.simulator.world import World
 
 
 class Worker:
     """One simulated process: the shipped machine, the user's loop around it, and what it really holds."""
 
-    def __init__(self, world: World, id: str) -> None:
+    def __init__(self, world: World, host: Host, slot: int, id: str) -> None:
         rng = world.rng
         self.world = world
         self.id = id
+        self.slot = slot
+        self.agent = host
+        self.host = host.name
         schedule = world.schedule
         self.machine = world.machine_class(
             id, shards=schedule.shards, digest="same", two_rounds=schedule.two_rounds, timing=world.timing
         )
         self.alive = True
+        self.vanished = False  # with its host: nobody has closed its connections
         self.stopped = False
         self.stops = 0
         self.busy = False  # the user's loop has the word
         self.blocked = False  # the runtime itself is in the middle of something
-        self.cut = False  # from the ledger
+        self.cuts = 0  # between it and the ledger
+        self.hampered_at = world.now  # when it was last stopped or cut off from the ledger
         self.finished = False
         self.inbox: deque[m.Event] = deque()
-        self.ledger_news: LedgerState | None = None  # held back while cut or stopped
+        self.feed = world.feed_class(self)
         self.state: int | None = None  # steps applied to the real state
         self.computed: dict[int, set[int]] = {}
         self.stamp = (0, -1)  # (view, step) that its sums belong to: peers look at it after they read them
@@ -43,6 +49,15 @@ class Worker:
         self.clock_offset = rng.uniform(-100.0, 100.0)
         self.clock_rate = rng.uniform(0.95, 1.05)
         self.speed = rng.choice((0.05, 0.1, 0.1, 0.4))
+
+    @property
+    def cut(self) -> bool:
+        """From the ledger."""
+        return self.cuts > 0
+
+    @property
+    def runs_threads(self) -> bool:
+        return self.alive
 
     def clock(self) -> float:
         return self.world.now * self.clock_rate + self.clock_offset
@@ -86,19 +101,34 @@ class Worker:
         getattr(self, "_" + type(effect).__name__.lower())(effect)
 
     def _register(self, effect: m.Register) -> None:
-        self.world.ledger_call(self, lambda: self.world.ledger.register(self.id) if self.alive else None)
+        self.feed.register()
 
     def _deregister(self, effect: m.Deregister) -> None:
-        self.world.ledger_call(self, lambda: self.world.ledger.deregister(self.id, dead=False))
+        self.feed.deregister()
 
     def _propose(self, effect: m.Propose) -> None:
-        self.world.ledger_call(self, lambda: self.world.ledger.compare_and_set_view(effect.view, effect.expected))
-
-    def _knock(self, effect: m.Knock) -> None:
-        self.world.network.knock(self, effect)
+        self.feed.propose(effect.view, effect.expected)
 
     def _publish(self, effect: m.Publish) -> None:
-        self.world.ledger_call(self, lambda: self.world.ledger.publish(self.id, effect.roll))
+        self.feed.publish(effect.roll)
+
+    def _knock(self, effect: m.Knock) -> None:
+        """Threads of its own do this, so the loop may be busy. Who does not answer is tried again until time is up."""
+        deadline = self.world.now + effect.within_s
+        reached: set[str] = set()
+
+        def knock() -> None:
+            if self.stopped:
+                self.world.after(AGAIN_S, knock)
+                return
+            reached.update(peer for peer in effect.peers if self.world.network.answers(self.id, peer))
+            if len(reached) < len(effect.peers) and self.world.now < deadline:
+                self.world.after(AGAIN_S, knock)
+                return
+            found = tuple(peer for peer in effect.peers if peer in reached)
+            self.take(m.Knocked(effect.number, found, tuple(peer for peer in effect.peers if peer not in reached)))
+
+        self.world.after(self.world.rng.choice((0.002, 0.01, 0.1)), knock)
 
     def _open(self, effect: m.Open) -> None:
         self.world.network.open(self, effect.view)
@@ -128,15 +158,34 @@ class Worker:
         self.serving = effect.step
 
     def _fetch(self, effect: m.Fetch) -> None:
-        self.world.fetch(self, effect)
+        """The main thread fetches; it fails when no source is left, or none serves this step."""
+        tries = 0
+
+        def then() -> m.Event | None:
+            nonlocal tries
+            tries += 1
+            world = self.world
+            live = [world.workers[source] for source in effect.sources if world.network.answers(self.id, source)]
+            if any(source.serving == effect.step for source in live):
+                self.state = effect.step
+                return m.Loaded(effect.step)
+            if any(source.machine.view == self.machine.view and (source.state or 0) > effect.step for source in live):
+                raise Violation(f"the state moved on while {self.id} was fetching step {effect.step}")
+            if tries < 30:  # they may not have got their last report yet
+                self.work(0.1, then, blocked=True)
+                return None
+            self.world.ended(self, m.End("evicted", "the snapshot did not arrive"))
+            return None
+
+        self.work(self.world.rng.uniform(0.05, 0.6), then, blocked=True)
 
     def _compute(self, effect: m.Compute) -> None:
         if self.state is None:
-            self.world.check_origin(self, effect.step)
+            self.world.books.check_origin(self, effect.step)
             self.state = effect.step
         if self.state != effect.step:
             raise Violation(f"{self.id} computes step {effect.step} with the weights of step {self.state}")
-        self.stamp = (self.world.number_of(self), effect.step)
+        self.stamp = (self.world.books.number_of(self), effect.step)
         oldest = effect.step if self.world.schedule.two_rounds else effect.step - 1  # one round: two sets of sums
         self.computed = {step: shards for step, shards in self.computed.items() if step >= oldest}
 
@@ -147,16 +196,26 @@ class Worker:
         self.work(0.001 + len(effect.shards) * self.speed * self.world.rng.uniform(0.5, 1.5), then)
 
     def _reduce(self, effect: m.Reduce) -> None:
-        number = self.world.number_of(self)
+        number = self.world.books.number_of(self)
+        began = self.world.now
 
-        def then() -> m.Event:
-            moved = self.world.moved_on(number, effect)
+        def then() -> m.Event | None:
+            books = self.world.books
+            moved = books.moved_on(number, effect)
             if moved:
                 return m.ReductionFailed(effect.step, moved, "it has moved on")
-            lost = self.world.broke_off(self, number, effect)
+            lost = books.broke_off(self, number, effect)
             if lost:
                 return m.ReductionFailed(effect.step, lost, "it closed the connection")
-            self.world.check_reduction(effect)
+            stuck = books.stuck_on(self, effect)
+            if stuck:
+                roll = self.feed.roll_of(stuck)
+                gave_up = roll is not None and roll.view == number
+                if self.world.now - began > SILENT_S or gave_up or not self.feed.is_registered(stuck):
+                    return m.ReductionFailed(effect.step, stuck, "it is silent")
+                self.work(0.1, then, blocked=True)
+                return None
+            books.check_reduction(effect)
             self.reduced = (number, effect.step)
             return m.Reduced(effect.step)
 
@@ -164,7 +223,7 @@ class Worker:
 
     def _commit(self, effect: m.Commit) -> None:
         if not effect.received:
-            self.world.check_commit(self, effect.step)
+            self.world.books.check_commit(self, effect.step)
         self.result = effect.step
         self.serving = None
 
@@ -172,7 +231,7 @@ class Worker:
             if self.state != effect.step:
                 raise Violation(f"{self.id} applies step {effect.step} to a state that has had {self.state} steps")
             self.state = effect.step + 1
-            self.world.applied(self, effect.step)
+            self.world.books.applied(self, effect.step)
             if self.state == self.world.schedule.steps:
                 self.world.finish(self)
                 return None
