@@ -1,0 +1,160 @@
+"""What the ledger takes for one thing: the embedded one, etcd with one member, etcd with three.
+
+    python benchmarks/ledger.py
+    python benchmarks/ledger.py --repeats 1000 --json ledger.json
+
+One client does one thing after the other; rounds of the three ledgers take turns. `watch` is from the call of a put by
+one client until another client's watch hands the change out, so it contains the put. `failover` is from the SIGKILL of
+the leader until a compare-and-set that was waiting returns, and contains the election (50 ms heartbeats, 500 ms
+timeout). All members are on this host and share its disk. Nothing of this is on the path of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from holdfast.core.errors import ConfigError
+from holdfast.launch.etcd_cluster import EtcdCluster, find_etcd
+from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer
+from holdfast.ledger.etcd import open_etcd
+from holdfast.ledger.port import Ledger
+
+OPERATIONS = ("get", "put", "compare_and_set", "keep_alive", "watch")
+ROUNDS = 5
+FAILOVERS = 5
+VALUE = b"v" * 200  # about what a view or a registration has
+WAIT_S = 10.0
+
+Figures = dict[str, dict[str, float]]
+
+
+@contextmanager
+def ledgers(home: Path) -> Iterator[dict[str, Callable[[], Ledger]]]:
+    """How to open a client of each."""
+    with ExitStack() as stack:
+        socket_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hf")))
+        server = EmbeddedServer(home / "embedded", socket_dir / "s", bytes(32))
+        server.start()
+        stack.callback(server.stop)
+        one = stack.enter_context(EtcdCluster(home / "one", 1))
+        three = stack.enter_context(EtcdCluster(home / "three", 3))
+        yield {
+            "embedded": lambda: EmbeddedLedger(socket_dir / "s", bytes(32)),
+            "etcd x 1": lambda: open_etcd(one.url, "benchmark"),
+            "etcd x 3": lambda: open_etcd(three.url, "benchmark"),
+        }
+
+
+def measure(open_ledger: Callable[[], Ledger], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each repetition, by operation."""
+    with closing(open_ledger()) as ledger, closing(open_ledger()) as other:
+        lease = ledger.grant(60.0)
+        revision = ledger.put("key", VALUE)
+        taken = {
+            "get": repeat(repeats, lambda: ledger.get("key")),
+            "put": repeat(repeats, lambda: ledger.put("key", VALUE)),
+            "keep_alive": repeat(repeats, lambda: ledger.keep_alive(lease)),
+        }
+
+        def follow() -> None:
+            nonlocal revision
+            won = ledger.compare_and_set("compared", VALUE, expected=revision)
+            assert won is not None
+            revision = won
+
+        revision = ledger.put("compared", VALUE)
+        taken["compare_and_set"] = repeat(repeats, follow)
+
+        with closing(other.watch("watched", revision=ledger.put("watched", VALUE))) as watch:
+
+            def see() -> None:
+                written = ledger.put("watched", VALUE)
+                while not any(change.revision == written for change in watch.next(WAIT_S)):
+                    pass
+
+            see()  # the stream is up
+            taken["watch"] = repeat(repeats, see)
+        ledger.revoke(lease)
+        return taken
+
+
+def repeat(repeats: int, action: Callable[[], object]) -> list[float]:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def failovers(home: Path, count: int) -> list[float]:
+    """Seconds from a leader's death to the end of a compare-and-set that began with it."""
+    times = []
+    with EtcdCluster(home / "dying", 3) as cluster, closing(open_etcd(cluster.url, "benchmark")) as ledger:
+        for _ in range(count):
+            revision = ledger.put("view", VALUE)
+            leader = cluster.leader()
+            cluster.members[leader].signal(signal.SIGKILL)
+            start = time.perf_counter()
+            won = ledger.compare_and_set("view", VALUE, expected=revision)
+            times.append(time.perf_counter() - start)
+            assert won is not None
+            cluster.kill(leader)  # it is dead; this waits for its end
+            cluster.restart(leader)
+    return times
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    return {
+        "median_ms": 1000 * statistics.median(ordered),
+        "p99_ms": 1000 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
+        "count": len(ordered),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=500, help="of each operation on each ledger")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    try:
+        find_etcd()
+    except ConfigError as error:
+        sys.exit(str(error))
+    taken: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as home:
+        with ledgers(Path(home)) as openers:
+            for _ in range(ROUNDS):
+                for name, opener in openers.items():
+                    for operation, times in measure(opener, max(1, args.repeats // ROUNDS)).items():
+                        taken.setdefault(name, {}).setdefault(operation, []).extend(times)
+        lost = failovers(Path(home), FAILOVERS)
+    figures: dict[str, Figures] = {
+        name: {operation: summary(times) for operation, times in operations.items()}
+        for name, operations in taken.items()
+    }
+    figures["etcd x 3"]["failover"] = summary(lost)
+    print("median (99th percentile), ms")
+    print(f"{'':<10}" + "".join(f"{operation:>20}" for operation in OPERATIONS))
+    for name, operations in figures.items():
+        cells = (f"{operations[o]['median_ms']:.2f} ({operations[o]['p99_ms']:.2f})" for o in OPERATIONS)
+        print(f"{name:<10}" + "".join(f"{cell:>20}" for cell in cells))
+    print(
+        f"etcd x 3: {1000 * statistics.median(lost):.0f} ms (at most {1000 * max(lost):.0f}) when the leader is killed"
+    )
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
