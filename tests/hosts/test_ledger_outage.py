@@ -62,3 +62,24 @@ def test_an_outage_of_sixty_seconds(make_land: MakeLand) -> None:
         run.wait_step(at + 5)
         assert min(when for when in run.applied().values() if when > back) - back < 10.0
         run.ends_exact()
+
+
+def test_training_pauses_when_the_ledger_stays_away_for_too_long(make_land: MakeLand) -> None:
+    """Others might take us all for lost by then. When it is back, training goes on where it was."""
+    land = make_land("h1", "h2")
+    with started(land.training("--outage", "10")) as run:
+        run.wait_step(10)
+        down = wall()
+        for member in range(3):
+            land.cluster.kill(member)
+        run.wait(lambda: run.said("h1", "for longer than --outage"), "a worker to say that it is paused", 60)
+        assert wall() - down >= 10.0
+        assert "paused" in run.status("h1")
+        at = run.at()
+        run.wait(lambda: run.said("h2", "for longer than --outage"), "the other one too", 60)
+        assert run.at() <= at + 1
+        for member in range(3):
+            land.cluster.restart(member, wait_s=0)
+        run.wait_step(at + 10)
+        assert not run.evicted
+        run.ends_exact()

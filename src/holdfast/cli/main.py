@@ -101,6 +101,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--host", default="", metavar="NAME", help="this host's name in the run (default: its own)")
     run.add_argument("--keys", default="", metavar="DIR", help="the run's keys, made by `holdfast keys create`")
     run.add_argument("--advertise", default="", metavar="HOST", help="where other hosts reach this one's workers")
+    run.add_argument("--outage", type=float, default=300.0, metavar="S", help="train on so long without the ledger")
     run.add_argument("--lease", type=float, default=2.0, metavar="S", help="seconds until a silent worker is hung")
     _add_directory(run)
     # Everything from the script on is the script's own, whatever it looks like.
@@ -160,6 +161,7 @@ def _run(options: argparse.Namespace) -> int:
         host=options.host or (host_name() if options.ledger else ""),
         keys=str(Path(options.keys).expanduser().resolve()) if options.keys else "",
         advertise=options.advertise,
+        outage_s=options.outage,
     )
     settings.validate()
     if options.run is None:

@@ -28,6 +28,7 @@ class RunConfig:
     threads: int = 1
     parameters: int  # how many numbers the model trains
     path: str = "host"  # see PATHS. It decides no bits, but how many rounds of messages a step takes
+    outage_s: float = 0.0  # how long to train on without the ledger (0: for ever); see docs/decisions/0006
 
     def validate(self) -> RunConfig:
         for name in ("batch", "shards", "threads"):

@@ -93,6 +93,7 @@ class Crew:
             host=self._host,
             keys=settings.keys,
             advertise=settings.advertise,
+            outage_s=settings.outage_s if settings.ledger else 0.0,
         )
         variables = {
             **os.environ,

@@ -31,6 +31,7 @@ LEDGER = "HOLDFAST_LEDGER"
 HOST = "HOLDFAST_HOST"
 KEYS = "HOLDFAST_KEYS"
 ADVERTISE = "HOLDFAST_ADVERTISE"
+OUTAGE_S = "HOLDFAST_OUTAGE_S"
 LEDGER_SOCKET = "ledger.sock"  # in the socket directory
 PATHS = ("auto", "shared-memory", "network")
 
@@ -50,6 +51,7 @@ class WorkerEnvironment:
     host: str = ""  # this host's name in a run on several; empty in a run on one
     keys: str = ""  # the directory with the run's keys; empty: only the secret in the run directory
     advertise: str = ""  # the address that workers of other hosts dial, where it is not the one that we listen on
+    outage_s: float = 0.0  # how long to train on without the ledger; 0: for ever
 
     @property
     def run(self) -> str:
@@ -76,6 +78,7 @@ class WorkerEnvironment:
             HOST: self.host,
             KEYS: self.keys,
             ADVERTISE: self.advertise,
+            OUTAGE_S: repr(self.outage_s),
         }
 
     @classmethod
@@ -96,6 +99,7 @@ class WorkerEnvironment:
                 host=found.get(HOST, ""),
                 keys=found.get(KEYS, ""),
                 advertise=found.get(ADVERTISE, ""),
+                outage_s=float(found.get(OUTAGE_S, "0.0")),
             )
         except (KeyError, ValueError) as error:
             raise ConfigError(

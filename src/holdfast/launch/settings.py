@@ -18,6 +18,7 @@ WORKERS_MAX = 1024
 THREADS_MAX = 1024
 RESTARTS_MAX = 1_000_000
 LEASE_S_MIN, LEASE_S_MAX = 0.2, 3600.0
+OUTAGE_S_MIN, OUTAGE_S_MAX = 10.0, 86400.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -40,6 +41,7 @@ class RunSettings:
     host: str = ""  # this host's name among them
     keys: str = ""  # the directory with the run's keys
     advertise: str = ""
+    outage_s: float = 300.0  # how long workers of several hosts train on without the ledger
 
     def validate(self) -> None:
         check_name(self.name)
@@ -78,6 +80,11 @@ class RunSettings:
         from holdfast.ledger.etcd import check_url  # loads grpc
 
         check_url(self.ledger)
+        if not OUTAGE_S_MIN <= self.outage_s <= OUTAGE_S_MAX:
+            raise ConfigError(
+                f"--outage is {self.outage_s:g} s, but must be from {OUTAGE_S_MIN:g} to {OUTAGE_S_MAX:g}",
+                hint="300 s suits most runs; workers pause when the ledger is away for longer",
+            )
         if not NAME.fullmatch(self.host):
             raise ConfigError(
                 f"{self.host!r} cannot be the name of a host", hint="give it another name for this run with --host NAME"
@@ -122,6 +129,7 @@ def _command(settings: RunSettings, home: Path) -> str:
         ("--host", "host"),
         ("--keys", "keys"),
         ("--advertise", "advertise"),
+        ("--outage", "outage_s"),
     ):
         value = getattr(settings, name)
         if value != defaults[name]:

@@ -28,8 +28,10 @@ from holdfast.launch.proc import process_started
 from holdfast.ledger.memory import MemoryLedger
 from holdfast.ledger.port import Ledger
 from holdfast.membership.machine import Machine
+from holdfast.membership.view_rules import Timing
 from holdfast.modes.exact import Exact
 from holdfast.reduce.arena import Arena
+from holdfast.reduce.paths import takes_two_rounds
 from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.sums import Sums
 from holdfast.run.ledger_feed import LedgerFeed
@@ -49,6 +51,7 @@ from holdfast.trust.keys import Keys, load_keys
 LEDGER_WAIT_S = 60.0
 ALONE_LEASE_S = 3600.0
 SNAPSHOT_WAIT_S = 30.0
+ABANDON_MARGIN_S = 60.0
 LOOPS = "holdfast.loops"  # our own part of a snapshot's extras
 
 _taken: set[str] = set()  # places of this process: each can be taken once
@@ -98,6 +101,7 @@ def join(
         threads=threads,
         parameters=sum(parameter.numel() for parameter in exact.parameters),
         path=_path(environment),
+        outage_s=environment.outage_s if environment else 0.0,
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)
@@ -169,6 +173,11 @@ def _path(environment: WorkerEnvironment | None) -> str:
     if environment.path == "network" or (environment.path == "auto" and environment.listen and not environment.host):
         return "network"
     return "hosts" if environment.host else "host"
+
+
+def _timing(config: RunConfig) -> Timing:
+    """Who may still train without the ledger is not given up: see docs/decisions/0006."""
+    return Timing(abandon_s=config.outage_s + ABANDON_MARGIN_S) if config.outage_s else Timing()
 
 
 class _Place:
@@ -247,7 +256,7 @@ class _Place:
     def build(self, config: RunConfig, exact: Exact, holder: Holder) -> tuple[Worker, LedgerFeed]:
         layout = exact.whole_layout()
         small = layout.slot_bytes <= SMALL_BYTES
-        two_rounds = config.path == "hosts" or (config.path == "host" and not small)
+        two_rounds = takes_two_rounds(config.path, small=small)
         parities = 2 if config.path == "host" and small else 1
         arena = Arena.create(config.shards * parities, layout.slot_bytes)
         desk = SnapshotDesk()
@@ -264,7 +273,7 @@ class _Place:
         feed = LedgerFeed(self.ledger, registration, self.mailbox, self.events, lease_s=self.lease_s)
         digest = holder.capture(0).digest()
         worker = Worker(
-            Machine(self.me, shards=config.shards, digest=digest, two_rounds=two_rounds),
+            Machine(self.me, shards=config.shards, digest=digest, two_rounds=two_rounds, timing=_timing(config)),
             keys=self.keys,
             host=self.host,
             mailbox=self.mailbox,
@@ -277,6 +286,7 @@ class _Place:
             events=self.events,
             path=config.path,
             small=small,
+            outage_s=config.outage_s,
         )
         feed.start()
         return worker, feed

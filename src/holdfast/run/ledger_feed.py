@@ -69,6 +69,7 @@ class LedgerFeed:
             threading.Thread(target=self._command, name="holdfast-ledger-command", daemon=True),
         ]
         self.down_since: float | None = None
+        self.last_contact = time.monotonic()  # when the last renewal began that the ledger answered
 
     def start(self) -> None:
         for thread in self._threads:
@@ -128,8 +129,10 @@ class LedgerFeed:
 
     def _keep_alive(self) -> None:
         if self._lease:
+            began = time.monotonic()
             try:
                 self._ledger.keep_alive(self._lease)
+                self.last_contact = began
             except LeaseGone:
                 self._lease = 0  # the machine sees that the registration is gone and asks for another
 
@@ -140,6 +143,7 @@ class LedgerFeed:
         another lease is taken over: nobody else has my id.
         """
         me, key = self._registration, KEY_WORKERS + self._registration.id
+        began = time.monotonic()
         try:
             if self._lease:
                 self._ledger.keep_alive(self._lease)
@@ -153,6 +157,7 @@ class LedgerFeed:
         except LeaseGone:
             self._lease = 0  # the machine sees that the registration is missing and asks again
             return
+        self.last_contact = began
         if self._registered_under != self._lease:
             self._registered_under = self._lease
             self._events.write("registered", address=me.address)

@@ -28,24 +28,22 @@ from holdfast.membership.reach import Roll
 from holdfast.modes.exact import Exact
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.groups import BrokenGroup, Gone, Group, Said
-from holdfast.reduce.hosts import Hosts, by_host
 from holdfast.reduce.layout import Layout
-from holdfast.reduce.network import Network
+from holdfast.reduce.paths import check_coverage, make_path
 from holdfast.reduce.reduction import Brought, Kept, Path, bring, mean_metrics, present_in
-from holdfast.reduce.shared_memory import SharedMemory
 from holdfast.reduce.sums import Sums
 from holdfast.run.dialling import dial_snapshot
 from holdfast.run.knocking import Knocker
 from holdfast.run.ledger_feed import LedgerFeed, LedgerNews
 from holdfast.run.mailbox import Mailbox
 from holdfast.run.meeting import Connected, Meeting, Unreachable
+from holdfast.run.pausing import Pauses
 from holdfast.run.snapshot_desk import SnapshotDesk
 from holdfast.state.snapshot import Holder, Snapshot
 from holdfast.state.transfer import fetch
 from holdfast.trust.keys import Keys
 
 TICK_S = 0.2
-PAUSED_S = 2.0  # then a worker without a group says why it does not get on
 SOURCES_MAX = 2  # peers that a joiner fetches from at once
 
 
@@ -73,6 +71,7 @@ class Worker:
         events: EventLog,
         path: str,
         small: bool,
+        outage_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.machine = machine
@@ -90,6 +89,7 @@ class Worker:
         self._events = events
         self._kind = path  # of the run: how gradients travel
         self._small = small
+        self._pauses = Pauses(feed, events, outage_s=outage_s)
         self._clock = clock
         self._meeting = Meeting(machine.me, host, keys, mailbox, None if path == "network" else arena)
         self._knocker = Knocker(machine.me, host, keys, mailbox)
@@ -103,8 +103,6 @@ class Worker:
         self._directive: m.Compute | m.Commit | None = None
         self._ended: m.End | None = None
         self._broken_at: float | None = None
-        self._paused_since: float | None = None
-        self._paused_for = ""
         # Optimizers keep a few numbers per parameter, extras a copy or two: more than this is no snapshot of ours.
         self._snapshot_bytes_max = 16 * arena.slot_bytes + (1 << 30)
         self._recomputed = 0
@@ -119,10 +117,14 @@ class Worker:
             self._drain()
             if self._ended is not None:
                 self._leave(self._ended)
-            if self._directive is not None:
+            if self._directive is not None and not self._must_pause(self._directive):
                 directive, self._directive = self._directive, None
+                self._pauses.over()
                 return directive
             self._wait()
+
+    def _must_pause(self, directive: m.Compute | m.Commit) -> bool:
+        return isinstance(directive, m.Compute) and self._pauses.ledger_away_too_long(directive.step, self._clock())
 
     def wait_for_joiners(self) -> None:
         """Before the script's lines outside a step, which may change anything: joiners read our state as it is."""
@@ -176,10 +178,10 @@ class Worker:
         if group is None:
             self._idle_poll.poll(TICK_S * 1000)
             news: list[Said | Gone] = []
-            self._say_why_paused()
+            if self.machine.view is not None:
+                self._pauses.without_group(self.machine.next or 0, self.machine.reason, self._clock())
         else:
             news = group.poll(TICK_S)
-            self._paused_since = None
         if news:
             assert group is not None
             for item in news:
@@ -187,20 +189,6 @@ class Worker:
         elif self._mailbox.is_empty:
             self._mailbox.clear()  # a wake-up whose item was taken before it came must not keep the poll awake
             self._queue.append(m.Tick())
-
-    def _say_why_paused(self) -> None:
-        """A worker that was a member and has no group: cut off, or the ledger is away. Each reason is told once."""
-        if self.machine.view is None:
-            return
-        now = self._clock()
-        if self._paused_since is None:
-            self._paused_since, self._paused_for = now, ""
-        reason = self.machine.reason
-        if self._feed.down_since is not None:
-            reason = f"it cannot reach the ledger, without which no new view can be agreed ({reason})"
-        if now - self._paused_since > PAUSED_S and reason != self._paused_for:
-            self._paused_for = reason
-            self._events.write("waiting", step=self.machine.next, reason=reason)
 
     def _take(self, group: Group, item: Said | Gone) -> None:
         number = group.view.number
@@ -307,7 +295,7 @@ class Worker:
         members = group.view.members
         path = self._path or self._make_path(group)
         try:
-            _check_coverage(effect, notes, self.sums)
+            check_coverage(self.sums.tree, effect.shards, notes)
             memory, is_intact = path.reduce(effect.step, layout, members, notes)
         except BrokenGroup as error:
             self._queue.appendleft(m.ReductionFailed(effect.step, error.peer, error.reason))
@@ -319,15 +307,8 @@ class Worker:
         self._queue.appendleft(m.Reduced(effect.step))
 
     def _make_path(self, group: Group) -> Path:
-        me, shards, small, interrupted = self.machine.me, self.machine.shards, self._small, self._interrupted
-        near = {peer: one.arena for peer, one in group.connections.items() if one.arena is not None}
-        near[me] = self._arena
-        if self._kind == "network":
-            self._path = Network(group, shards, self._arena, small=small, interrupted=interrupted)
-        elif len(by_host(group.view.members)) > 1:
-            self._path = Hosts(group, shards, near, small=small, interrupted=interrupted)
-        else:
-            self._path = SharedMemory(group.view, me, shards, near, two_rounds=self.machine.two_rounds)
+        shards, small = self.machine.shards, self._small
+        self._path = make_path(self._kind, group, self._arena, shards, small=small, interrupted=self._interrupted)
         return self._path
 
     def _interrupted(self) -> str:
@@ -480,11 +461,3 @@ class Worker:
         m.Commit: _commit,
         m.End: _end,
     }
-
-
-def _check_coverage(effect: m.Reduce, notes: Mapping[str, Brought], sums: Sums) -> None:
-    """The nodes must be those of the shards that the machine counted: a peer that says otherwise is broken."""
-    for member, shards in effect.shards:
-        nodes = tuple(node for node, _ in notes[member].nodes)
-        if nodes != sums.tree.cover(shards):
-            raise BrokenGroup(member, f"it brings {nodes}, not the shards {shards}")
