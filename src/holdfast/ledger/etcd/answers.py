@@ -5,12 +5,10 @@ etcd says most things twice, as a gRPC code and in words; the words are needed w
 
 from __future__ import annotations
 
-import re
-
 import grpc
 
 from holdfast.core.errors import HoldfastError, LeaseGone, LedgerRefused
-from holdfast.ledger.etcd.address import CA, CERT, USER
+from holdfast.ledger.etcd.address import CA, USER
 
 _ELSEWHERE = {
     grpc.StatusCode.UNAVAILABLE,
@@ -24,7 +22,24 @@ _ELSEWHERE = {
 _FULL = "database space exceeded"
 _NOT_HERE = ("not leader", "not supported for learner")
 _OLD_TOKEN = ("invalid auth token", "revision of auth store is old")
-_HANDSHAKE = re.compile(r"CERTIFICATE_VERIFY_FAILED|[Hh]andshake|Hostname|SSL_ERROR|TLSV1|BAD_CERTIFICATE|Peer name")
+# What grpc wraps in layers and addresses, as a person would say it. `True`: the two will never trust each other.
+_SAYINGS = (
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not trusted", True),
+    ("certificate signature failure", "its certificate is not trusted", True),
+    ("Hostname Verification", "its certificate does not name this host", True),
+    ("WRONG_VERSION_NUMBER", "it does not speak TLS", True),
+    ("SSL_ERROR_SSL", "the TLS handshake failed", True),
+    ("Handshake read failed", "it ended the TLS handshake; does it speak TLS?", False),
+    ("Unwrap failed", "it broke off after the TLS handshake; does it trust our certificate?", False),
+    ("Socket closed", "it closed the connection; does it want TLS?", False),
+    ("Connection refused", "connection refused", False),
+    ("Connection reset", "connection reset", False),
+    ("No route to host", "no route to host", False),
+    ("Network is unreachable", "network is unreachable", False),
+    ("DNS", "its name is not known", False),
+    ("errors resolving", "its name is not known", False),
+    ("imed out", "no connection in time", False),
+)
 
 
 class Elsewhere(Exception):
@@ -93,24 +108,14 @@ def lease_gone(lease: int) -> LeaseGone:
 def handshake_refused(reason: str) -> LedgerRefused:
     return LedgerRefused(
         f"no connection to the ledger that both sides trust: {reason}",
-        hint=f"check {CA} and {CERT}; etcds:// needs an etcd with TLS whose certificate names the host in the URL",
+        hint=f"check {CA}; etcds:// needs an etcd with TLS whose certificate names the host in the URL",
     )
 
 
 def _elsewhere(code: grpc.StatusCode, words: str) -> Elsewhere:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Elsewhere("no answer in time")
-    if _HANDSHAKE.search(words):
-        return Elsewhere(_short(words), tls=True)
-    return Elsewhere(_short(words) or code.name.lower())
-
-
-def _short(words: str) -> str:
-    """grpc's words, without the addresses and the layers that it wraps around the reason."""
-    for known in ("Connection refused", "Connection reset", "No route to host", "Network is unreachable", "timed out"):
-        if known in words:
-            return known.lower()
-    if "CERTIFICATE_VERIFY_FAILED" in words:
-        reason = re.search(r"CERTIFICATE_VERIFY_FAILED: ([\w ]+)", words)
-        return "its certificate is not trusted" + (f" ({reason[1].strip()})" if reason else "")
-    return words.removeprefix("etcdserver: ").strip()[:160]
+    for sign, saying, for_good in _SAYINGS:
+        if sign in words:
+            return Elsewhere(saying, tls=for_good)
+    return Elsewhere(words.removeprefix("etcdserver: ").strip()[:160] or code.name.lower())
