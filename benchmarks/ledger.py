@@ -149,9 +149,7 @@ def main() -> None:
     for name, operations in figures.items():
         cells = (f"{operations[o]['median_ms']:.2f} ({operations[o]['p99_ms']:.2f})" for o in OPERATIONS)
         print(f"{name:<10}" + "".join(f"{cell:>20}" for cell in cells))
-    print(
-        f"etcd x 3: {1000 * statistics.median(lost):.0f} ms (at most {1000 * max(lost):.0f}) when the leader is killed"
-    )
+    print(f"etcd x 3, the leader is killed: {1000 * statistics.median(lost):.0f} ms (at most {1000 * max(lost):.0f})")
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
 
