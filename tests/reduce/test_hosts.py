@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import socket
 import time
@@ -16,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.membership.view_rules import assign
 from holdfast.reduce import network
 from holdfast.reduce.groups import BrokenGroup, Group
 from holdfast.reduce.hosts import by_host
@@ -140,6 +142,22 @@ def test_a_mean_in_the_leaders_memory_outlives_the_leader_and_ends_with_the_next
     crew.check(followers)
     crew.arenas["w0.1@a"].claim_result(2, STEP + 1)  # ... and would reduce them
     assert not kept["w1.1@a"][1]() and kept["w1.1@b"][1]()
+    crew.close()
+
+
+def test_who_does_not_lead_gives_its_own_result_area_back() -> None:
+    crew = Crew(on_hosts(2, 1), 4, tcp_pair)
+    paths, led = crew.hosts(small=False), crew.network(small=False)
+    kept = crew.reduce(led)["w1.1@a"]  # as if it had been alone on its host: the mean is in its own memory
+    crew.compute(STEP + 1, assign(4, crew.members))
+    before = os.fstat(crew.arenas["w1.1@a"].fd).st_blocks
+    assert kept[1]()
+    crew.check(crew.reduce(paths, STEP + 1))
+    assert not kept[1]()
+    freed = os.fstat(crew.arenas["w1.1@a"].fd).st_blocks
+    assert before - freed == crew.layout.slot_bytes // 512
+    crew.check(crew.reduce(paths, STEP + 1))
+    assert os.fstat(crew.arenas["w1.1@a"].fd).st_blocks == freed
     crew.close()
 
 

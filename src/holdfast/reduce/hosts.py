@@ -45,6 +45,7 @@ class Hosts:
         self._neighbours = self._hosts[host_of(group.me)]
         leaders = tuple(members[0] for members in self._hosts.values())
         self._exchange: SliceExchange | None = None
+        self._freed = False
         self.bulk: frozenset[str] = frozenset()
         if group.me in leaders:
             self._exchange = SliceExchange(group, leaders, shards, small=small, interrupted=interrupted)
@@ -69,7 +70,16 @@ class Hosts:
             self._exchange.reduce(layout, here, nodes, result)
             # Fence: what I sent is worth nothing to the others until I say Done, and that is after this.
             check_stamps(self._arenas, self._neighbours, {stamp})
+        elif not self._freed:
+            self._free_own(stamp)
         return result, lambda: home.result_stamp == stamp
+
+    def _free_own(self, stamp: tuple[int, int]) -> None:
+        """My own result area, of a view in which I led or all were on one host: all have applied what is in it."""
+        own = self._arenas[self._group.me]
+        own.claim_result(*stamp)
+        own.free_result((0, 0))
+        self._freed = True
 
     def _nodes_of(self, members: Sequence[str], brought: Mapping[str, Brought]) -> tuple[Range, ...]:
         """The fewest nodes that are what these members bring together."""
