@@ -1,0 +1,39 @@
+"""Which way gradients travel in a view, and whether what its members bring is what they said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from holdfast.reduce.arena import Arena
+from holdfast.reduce.groups import BrokenGroup, Group
+from holdfast.reduce.hosts import Hosts, by_host
+from holdfast.reduce.network import Network
+from holdfast.reduce.reduction import Brought, Path
+from holdfast.reduce.shared_memory import SharedMemory
+from holdfast.reduce.tree import Tree
+
+
+def takes_two_rounds(kind: str, *, small: bool) -> bool:
+    """Whether a step has a round of Done after that of Ready. All members of a run of one kind agree on it."""
+    return kind == "hosts" or (kind == "host" and not small)
+
+
+def make_path(
+    kind: str, group: Group, arena: Arena, shards: int, *, small: bool, interrupted: Callable[[], str]
+) -> Path:
+    """The path of a view in a run of this kind (see core/config.py). Its members are all connected."""
+    if kind == "network":
+        return Network(group, shards, arena, small=small, interrupted=interrupted)
+    near = {peer: one.arena for peer, one in group.connections.items() if one.arena is not None}
+    near[group.me] = arena
+    if len(by_host(group.view.members)) > 1:
+        return Hosts(group, shards, near, small=small, interrupted=interrupted)
+    return SharedMemory(group.view, group.me, shards, near, two_rounds=takes_two_rounds(kind, small=small))
+
+
+def check_coverage(tree: Tree, shards: Sequence[tuple[str, tuple[int, ...]]], brought: Mapping[str, Brought]) -> None:
+    """The nodes must be those of the shards that the machine counted: a peer that says otherwise is broken."""
+    for member, of_member in shards:
+        nodes = tuple(node for node, _ in brought[member].nodes)
+        if nodes != tree.cover(of_member):
+            raise BrokenGroup(member, f"it brings {nodes}, not the shards {of_member}")
