@@ -42,7 +42,7 @@ class View:
         fields = decode_json(data)
         try:
             return cls(int(fields["number"]), tuple(map(str, fields["members"])), str(fields["reason"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"not a view: {data[:80]!r}") from error
 
 
@@ -74,7 +74,7 @@ class Registration:
                 fingerprint=str(fields["fingerprint"]),
                 local=str(fields.get("local", "")),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"not a registration: {data[:80]!r}") from error
 
 

@@ -79,7 +79,7 @@ class EventReader:
         events: list[dict[str, Any]] = []
         for path in sorted(self._directory.glob("*.jsonl")):
             events.extend(self._read(path))
-        events.sort(key=lambda event: float(event["t"]))
+        events.sort(key=lambda event: event["t"])
         return events
 
     def skip_to_end(self) -> None:
@@ -101,9 +101,9 @@ class EventReader:
         for line in data[:end].splitlines():
             try:
                 event = json.loads(line)
-            except ValueError:  # torn by a full disk
+            except (ValueError, RecursionError):  # torn by a full disk
                 continue
-            if isinstance(event, dict) and {"t", "who", "kind"} <= event.keys():
+            if isinstance(event, dict) and {"t", "who", "kind"} <= event.keys() and type(event["t"]) in (int, float):
                 yield event
 
 

@@ -113,10 +113,25 @@ class _Encoder:
 
 def unflatten(tree: Tree, tensors: Sequence[torch.Tensor]) -> Any:
     """The value whose `flatten` gave this; the tensors in it are the very ones passed in."""
-    return _decode(tree, tensors, 0)
+    return _decode(tree, _Numbered(tensors), 0)
 
 
-def _decode(tree: Tree, tensors: Sequence[torch.Tensor], depth: int) -> Any:
+class _Numbered:
+    """Tensors that are taken out by number, each once: a short tree cannot ask for the same large copy many times."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors: list[torch.Tensor | None] = list(tensors)
+
+    def take(self, number: Any) -> torch.Tensor:
+        if type(number) is not int or not 0 <= number < len(self._tensors):
+            raise ProtocolError(f"there is no tensor {number!r:.40}")
+        tensor, self._tensors[number] = self._tensors[number], None
+        if tensor is None:
+            raise ProtocolError(f"tensor {number} is in a state twice")
+        return tensor
+
+
+def _decode(tree: Tree, tensors: _Numbered, depth: int) -> Any:
     if depth > DEPTH_MAX:
         raise ProtocolError(f"a state nested more than {DEPTH_MAX} deep")
     if tree is None or isinstance(tree, (bool, str, int, float)):
@@ -131,8 +146,10 @@ def _decode(tree: Tree, tensors: Sequence[torch.Tensor], depth: int) -> Any:
             return _decode_dict(tag, body, tensors, depth)
         if tag == "t" and isinstance(body, list):
             return tuple(_decode(item, tensors, depth + 1) for item in body)
-        if tag in ("T", "a") and type(body) is int and 0 <= body < len(tensors):
-            return tensors[body] if tag == "T" else tensors[body].numpy().copy()
+        if tag == "T":
+            return tensors.take(body)
+        if tag == "a":
+            return tensors.take(body).numpy().copy()
         return _decode_scalar(tag, body)
     except ProtocolError:
         raise
@@ -140,7 +157,7 @@ def _decode(tree: Tree, tensors: Sequence[torch.Tensor], depth: int) -> Any:
         raise ProtocolError(f"not a value of kind {tag!r:.20}: {body!r:.80}") from error
 
 
-def _decode_dict(tag: str, body: Any, tensors: Sequence[torch.Tensor], depth: int) -> Any:
+def _decode_dict(tag: str, body: Any, tensors: _Numbered, depth: int) -> Any:
     result: dict[Any, Any] = {} if tag == "d" else Counter()
     for key, item in body:
         if type(key) not in (str, int, bool) or key in result:

@@ -7,6 +7,7 @@ Only a tensor with gaps or overlaps is copied. Owns nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,7 @@ class TensorSpec:
         name, shape, order = value[0], value[1], value[2] if len(value) == 3 else []
         if not isinstance(name, str) or name not in DTYPES:
             raise ProtocolError(f"not a tensor's dtype: {name!r:.80}")
-        if not _is_sizes(shape) or len(shape) > _DIMENSIONS_MAX:
+        if not _is_sizes(shape) or len(shape) > _DIMENSIONS_MAX or math.prod(filter(None, shape)) >= 2**59:
             raise ProtocolError(f"not a tensor's shape: {shape!r:.80}")
         if not _is_sizes(order) or (len(value) == 3 and sorted(order) != list(range(len(shape)))):
             raise ProtocolError(f"not an order of {len(shape)} dimensions: {order!r:.80}")
