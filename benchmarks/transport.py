@@ -42,15 +42,8 @@ REPEATS = 7
 class Worker:
     """One process: a group over TCP, everyone's arena, and gloo's process group."""
 
-    def __init__(
-        self,
-        rank: int,
-        count: int,
-        pairs: dict[tuple[int, int], socket.socket],
-        arenas: list[Arena],
-        members: tuple[str, ...] = (),
-    ) -> None:
-        members = members or tuple(f"w{index}.1" for index in range(count))
+    def __init__(self, rank: int, count: int, pairs: dict[tuple[int, int], socket.socket], arenas: list[Arena]) -> None:
+        members = tuple(f"w{index}.1" for index in range(count))
         self.view, self.rank, self.members = View(1, members), rank, members
         self.group = Group(self.view, members[rank])
         for (mine, other), sock in pairs.items():
