@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import ConfigError, DivergedError
-from holdfast.core.words import KEY_DONE, encode_json
+from holdfast.core.words import KEY_DONE, encode_json, host_of
 from holdfast.data.loader import ShardLoader
 from holdfast.data.seeding import derive_seed, seed_everything
 from holdfast.data.shards import ShardPlan
@@ -183,7 +183,7 @@ class Run:
         done = step.number + 1 - self._progress_step
         rate = done * self.plan.batch / (now - self._progress_at) if self._progress_at else 0.0
         self._progress_at, self._progress_step = now, step.number + 1
-        if self.leader:
+        if self._speaks_for_its_host():
             view = self._worker.machine.view
             self._events.write(
                 "progress",
@@ -194,6 +194,11 @@ class Run:
                 samples_per_s=round(rate, 1),
                 workers=len(self.workers),
             )
+
+    def _speaks_for_its_host(self) -> bool:
+        """Each host's agent reads the events of its own workers: the first of them tells it how far the run is."""
+        here = [worker for worker in self.workers if host_of(worker) == host_of(self.id)]
+        return here[:1] == [self.id]
 
     def _expect(self, step: int) -> None:
         """Tell the loader which shards come next, as long as the view holds."""
