@@ -72,12 +72,12 @@ def test_training_pauses_when_the_ledger_stays_away_for_too_long(make_land: Make
         down = wall()
         for member in range(3):
             land.cluster.kill(member)
-        run.wait(lambda: run.said("h1", "for longer than --outage"), "a worker to say that it is paused", 60)
-        assert wall() - down >= 10.0
-        assert "paused" in run.status("h1")
+        run.wait(lambda: "for longer than --outage" in run.log(), "a worker to say that it is paused", 60)
+        assert wall() - down >= 9.0  # since its last renewal, which was up to half a second before
+        assert "paused" in run.status("h1") + run.status("h2")
         at = run.at()
-        run.wait(lambda: run.said("h2", "for longer than --outage"), "the other one too", 60)
-        assert run.at() <= at + 1
+        run.wait(lambda: wall() - down > 15.0, "more time without a ledger")
+        assert run.at() <= at + 1, "it went on"
         for member in range(3):
             land.cluster.restart(member, wait_s=0)
         run.wait_step(at + 10)
