@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from test_workers import BATCH, SHARDS, die, let_in, wait_for_file
 from torch import nn
 
 import holdfast
+from holdfast.core.errors import EXIT_EVICTED
 from holdfast.core.words import host_of
 from holdfast.launch.environment import PATH
 from holdfast.membership import messages as m
@@ -160,35 +162,54 @@ def test_a_leader_that_dies_while_it_exchanges_changes_no_bit(number: int, case:
     assert agreed(outcomes) == expected(case)
 
 
+def with_last_word(case: Case, gone: Path, on_give: Callable[[Worker, m.Give], None]) -> Any:
+    """The last word of host a's leader reaches its neighbour only, which applies the step; the other host does not."""
+    broadcast, give = Group.broadcast, Worker._give
+
+    def last_word(group: Group, data: bytes, *, keep: bool = False) -> Any:
+        message, _ = decode(data[LENGTH.size :])
+        if message == m.Done(3) and host_of(group.me) == "a" and leads(group.me, group.view.members):
+            neighbour = next(peer for peer in group.connections if host_of(peer) == "a")
+            group.send(neighbour, data)
+            die_once(gone)
+        return broadcast(group, data, keep=keep)
+
+    def watched_give(worker: Worker, effect: m.Give) -> None:
+        on_give(worker, effect)
+        give(worker, effect)
+
+    Group.broadcast = last_word  # type: ignore[method-assign]
+    Worker._EFFECTS[m.Give] = watched_give
+    return train(case)
+
+
 @pytest.mark.parametrize("case", [SMALL, LARGE], ids=["small", "large"])
 def test_a_mean_in_a_dead_leaders_memory_is_given_to_those_that_lack_it(case: Case, tmp_path: Path) -> None:
-    """The leader's last word reaches its neighbour only, which applies the step; the other host does not know."""
+    def note(worker: Worker, effect: m.Give) -> None:
+        (tmp_path / f"{effect.step} from {worker.machine.me} to {effect.to}").touch()
 
-    def body() -> Any:
-        broadcast, give = Group.broadcast, Worker._give
-
-        def last_word(group: Group, data: bytes, *, keep: bool = False) -> Any:
-            message, _ = decode(data[LENGTH.size :])
-            if message == m.Done(3) and host_of(group.me) == "a" and leads(group.me, group.view.members):
-                neighbour = next(peer for peer in group.connections if host_of(peer) == "a")
-                group.send(neighbour, data)
-                die_once(tmp_path / "gone")
-            return broadcast(group, data, keep=keep)
-
-        def note_and_give(worker: Worker, effect: m.Give) -> None:
-            (tmp_path / f"{effect.step} from {worker.machine.me} to {effect.to}").touch()
-            give(worker, effect)
-
-        Group.broadcast = last_word  # type: ignore[method-assign]
-        Worker._EFFECTS[m.Give] = note_and_give
-        return train(case)
-
-    outcomes = forked(dict.fromkeys(TWO_HOSTS, body))
+    outcomes = forked(dict.fromkeys(TWO_HOSTS, lambda: with_last_word(case, tmp_path / "gone", note)))
     (dead,) = killed(outcomes)
     (neighbour,) = {"w0.1@a", "w1.1@a"} - {dead}
     given = {path.name for path in tmp_path.iterdir()} - {"gone"}
     assert given == {f"3 from {neighbour} to w0.1@b", f"3 from {neighbour} to w1.1@b"}
     assert agreed(outcomes) == expected(case)
+
+
+def test_a_mean_that_is_no_longer_whole_is_not_given(tmp_path: Path) -> None:
+    """Its memory was used for a later step: who has it gives up its place, and the others do the step again."""
+
+    def spoil(worker: Worker, effect: m.Give) -> None:
+        assert worker.kept is not None
+        worker.kept.memory.random_()
+        worker.kept = replace(worker.kept, is_intact=lambda: False)
+
+    outcomes = forked(dict.fromkeys(TWO_HOSTS, lambda: with_last_word(LARGE, tmp_path / "gone", spoil)))
+    (dead,) = killed(outcomes)
+    (neighbour,) = {"w0.1@a", "w1.1@a"} - {dead}
+    evicted = outcomes.pop(neighbour)
+    assert evicted.code == EXIT_EVICTED and "no longer whole" in evicted.value
+    assert agreed(outcomes) == expected(LARGE)
 
 
 @pytest.mark.parametrize("case", [SMALL, LARGE], ids=["small", "large"])
