@@ -12,6 +12,7 @@ waiting for the network.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -113,6 +114,7 @@ class Endpoints:
         self._token_wanted = bool(credentials.user)
         self._cluster = 0
         self._closing = threading.Event()
+        self._process = os.getpid()
 
     # -- asking
 
@@ -238,8 +240,15 @@ class Endpoints:
     # -- the end
 
     def check_open(self) -> None:
+        if self.forked:
+            raise LedgerUnavailable("this ledger was opened before this process was forked, and is its parent's")
         if self._closing.is_set():
             raise LedgerUnavailable("this ledger is closed")
+
+    @property
+    def forked(self) -> bool:
+        """In a child process there are neither grpc's threads nor ours, and locks may be held for ever."""
+        return os.getpid() != self._process
 
     def close(self) -> None:
         self._closing.set()

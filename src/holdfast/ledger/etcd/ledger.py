@@ -126,6 +126,7 @@ class EtcdLedger:
 
     def watch(self, prefix: str, *, revision: int) -> EtcdWatch:
         check_prefix(prefix)
+        self._endpoints.check_open()
         with self._opening:
             if self._closed:
                 raise LedgerUnavailable("this ledger is closed")
@@ -136,6 +137,8 @@ class EtcdLedger:
         return watch
 
     def close(self) -> None:
+        if self._endpoints.forked:
+            return
         with self._opening:
             if self._closed:
                 return
@@ -179,6 +182,7 @@ class EtcdLedger:
     def _write(self, conditions: list[rpc.Compare], operation: rpc.RequestOp, lease: int) -> int | None:
         """Carry out `operation` once if `conditions` hold; the revision, or None if they did not."""
         deadline = time.monotonic() + self._deadline_s
+        self._endpoints.check_open()
         if not self._turn.acquire(timeout=self._deadline_s):
             raise LedgerUnavailable("other writes to the ledger are still waiting for their answers")
         try:

@@ -57,6 +57,7 @@ class EtcdWatch:
 
     def next(self, timeout_s: float) -> tuple[Change, ...]:
         deadline = time.monotonic() + timeout_s
+        self._endpoints.check_open()
         while True:
             probe_at = self._probe_if_due()
             with self._changed:
@@ -77,6 +78,8 @@ class EtcdWatch:
                 self._changed.wait(max(0.001, min(deadline, probe_at) - now))
 
     def close(self) -> None:
+        if self._endpoints.forked:
+            return
         with self._changed:
             self._closed = True
             stream = self._stream
