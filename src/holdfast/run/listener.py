@@ -67,6 +67,7 @@ class Listener:
             self._closed = True
             os.eventfd_write(self._woken, 1)
             self._thread.join()
+            os.close(self._woken)  # here and not there: the thread may have seen the flag before it was woken
 
     def _run(self) -> None:
         self._selector.register(self._woken, selectors.EVENT_READ)
@@ -88,7 +89,6 @@ class Listener:
         for server in self._servers:
             server.close()
         self._selector.close()
-        os.close(self._woken)
 
     def _patience_s(self) -> float | None:
         if not self._unproven:
