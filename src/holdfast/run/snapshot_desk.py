@@ -13,12 +13,18 @@ class SnapshotDesk:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._offered: tuple[int, Snapshot] | None = None
-        self._newest = 0  # the view of the last offer
+        self._over = 0  # nothing will be offered for this view, or for one before it, that is not offered now
+
+    def expect(self, view: int) -> None:
+        """This view begins: whoever asks for an older one need not wait."""
+        with self._changed:
+            self._over = max(self._over, view - 1)
+            self._changed.notify_all()
 
     def offer(self, view: int, snapshot: Snapshot) -> None:
         with self._changed:
             self._offered = (view, snapshot)
-            self._newest = max(self._newest, view)
+            self._over = max(self._over, view)
             self._changed.notify_all()
 
     def withdraw(self) -> None:
@@ -29,7 +35,7 @@ class SnapshotDesk:
     def wait_for(self, view: int, timeout_s: float) -> Snapshot | None:
         """The snapshot of that view, which may be offered a little later than it is asked for, but not again."""
         with self._changed:
-            self._changed.wait_for(lambda: self._newest >= view, timeout_s)
+            self._changed.wait_for(lambda: self._over >= view, timeout_s)
             if self._offered is None or self._offered[0] != view:
                 return None
             return self._offered[1]

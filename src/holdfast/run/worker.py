@@ -249,6 +249,7 @@ class Worker:
         view = effect.view
         self._drop()
         self._notes = {}
+        self._desk.expect(view.number)
         self._group = self._meeting.open(view, self._registrations)
         self._events.write(
             "view", view=view.number, members=list(view.members), reason=view.reason, step=self.machine.next
