@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import queue
-import resource
 import signal
 import sys
 import time
@@ -25,7 +24,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from holdfast.core.errors import ConfigError, LedgerError, ProtocolError
 from holdfast.core.words import (
@@ -51,13 +50,12 @@ from holdfast.launch.ledgers import AgentLedgers
 from holdfast.launch.policy import Action, AnnounceStop, AskToLeave, End, Kill, Policy, Start
 from holdfast.launch.presence import HostPresence, check_keys, other_hosts
 from holdfast.launch.proc import find_workers
-from holdfast.launch.processes import DeathWatch, WorkerProcess, fence
+from holdfast.launch.processes import DeathWatch, WorkerProcess, allow_open_files, fence
 from holdfast.launch.report import Reporter
 from holdfast.launch.settings import WORKERS_MAX, RunSettings, describe
+from holdfast.launch.signals import Interrupted, Signals
 from holdfast.launch.terminal import Screen
-
-if TYPE_CHECKING:
-    from holdfast.trust.keys import Keys
+from holdfast.trust.keys import Keys, load_keys
 
 LOOK_PERIOD_S = 0.2
 CLOSE_GRACE_S = 5.0
@@ -71,23 +69,14 @@ class Died:
     trouble: str
 
 
-@dataclass(frozen=True)
-class Interrupted:
-    number: int
-
-
 Message = Died | Interrupted | LedgerState | LedgerChange | LedgerAway | LedgerBack
 
 
 def run_agent(settings: RunSettings, home: Path, *, out: TextIO | None = None) -> int:
     """Run until the training is finished, stopped or hopeless. Returns the exit code."""
     settings.validate()
-    _allow_open_files(settings.workers + settings.spares)
-    keys = None
-    if settings.keys:
-        from holdfast.trust.keys import load_keys
-
-        keys = load_keys(Path(settings.keys))
+    allow_open_files(settings.workers + settings.spares)
+    keys = load_keys(settings.keys) if settings.keys else None
     directory = RunDirectory(home, settings.name, settings.host)
     directory.create()
     with directory.locked():
@@ -136,7 +125,7 @@ class Agent:
         self._interrupts = 0
         self._done_noted = False
         self._next_look = 0.0
-        self._handlers: dict[int, Any] = {}
+        self._signals = Signals(self._inbox.put)
 
         secret = directory.secret() if keys is None else keys.secret
         self._socket_dir = directory.socket_dir()
@@ -166,7 +155,7 @@ class Agent:
     # -- the life of an agent ------------------------------------------------------------------------------
 
     def run(self) -> int:
-        self._catch_signals()
+        self._signals.catch()
         adopted = self._crew.adopt_living(self._history.pids())
         self._history.poll()  # those that are not there may have finished a moment ago
         if not adopted.living:
@@ -253,8 +242,7 @@ class Agent:
             self._presence.close()
         self._ledgers.close()
         self._reporter.close()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._signals.restore()
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -453,24 +441,6 @@ class Agent:
             call()
         except LedgerError as error:
             self._reporter.refused(error)
-
-    def _catch_signals(self) -> None:
-        def caught(number: int, _frame: object) -> None:
-            self._inbox.put(Interrupted(number))
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._handlers[number] = signal.signal(number, caught)
-        # Inherited as ignored, it would take our children's exit codes away.
-        self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-def _allow_open_files(size: int) -> None:
-    """A process and two connections for each worker: the usual limit of 1024 does not do for hundreds."""
-    wanted = 256 + 8 * size
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 def _done(finished: Mapping[str, Any]) -> bytes:

@@ -7,6 +7,7 @@ report them, so that neither output nor disks delay a recovery. A `WorkerProcess
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -179,6 +180,15 @@ class DeathWatch:
             forget_the_long_dead(self._ledger)
         except (HoldfastError, OSError):
             pass  # next time
+
+
+def allow_open_files(workers: int) -> None:
+    """A process and two connections for each worker: the usual limit of 1024 does not do for hundreds."""
+    wanted = 256 + 8 * workers
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 def fence(ledger: Ledger, worker: str) -> bool:
