@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
+from itertools import pairwise
 
 import pytest
 
@@ -60,6 +61,15 @@ def patiently(watch: Watch, number: int) -> list[Change]:
         except LedgerUnavailable:
             continue
     return changes
+
+
+@contextmanager
+def afterwards(action: Callable[[], None]) -> Iterator[None]:
+    """Also if the test fails in between: threads that are not told to stop would keep it from ending."""
+    try:
+        yield
+    finally:
+        action()
 
 
 def settled(watch: EtcdWatch) -> None:
@@ -122,7 +132,7 @@ def test_a_watch_goes_on_over_dying_leaders(cluster: EtcdCluster, factory: EtcdF
 
     with ExitStack() as stack:
         watches = [stack.enter_context(closing(ledger.watch("w/", revision=start))) for _ in range(3)]
-        with ThreadPoolExecutor(5) as pool:
+        with ThreadPoolExecutor(5) as pool, afterwards(stop.set):
             written = [pool.submit(write, writer) for writer in range(2)]
             for _ in range(2):
                 old = cluster.leader()
@@ -143,6 +153,7 @@ def test_every_outcome_that_is_told_is_true(cluster: EtcdCluster, factory: EtcdF
     start = ledger.put("view", b"start")
     stop = threading.Event()
     deadline_s = 1.2  # short, so that some outcomes stay unknown
+    expected: dict[bytes, int] = {}
 
     def race(racer: int) -> dict[bytes, int | str | None]:
         outcomes: dict[bytes, int | str | None] = {}
@@ -152,12 +163,13 @@ def test_every_outcome_that_is_told_is_true(cluster: EtcdCluster, factory: EtcdF
                 try:
                     entry = mine.get("view")
                     assert entry is not None
+                    expected[value] = entry.revision
                     outcomes[value] = mine.compare_and_set("view", value, expected=entry.revision)
                 except LedgerUnavailable:
                     outcomes[value] = "unknown"
         return outcomes
 
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(4) as pool, afterwards(stop.set):
         racing = [pool.submit(race, racer) for racer in range(4)]
         for _ in range(2):
             old = cluster.leader()
@@ -178,6 +190,9 @@ def test_every_outcome_that_is_told_is_true(cluster: EtcdCluster, factory: EtcdF
         elif outcome != "unknown":
             assert happened[value] == outcome
     assert all(value in outcomes for value in happened)
+    for before, after in pairwise([start, *happened.values()]):
+        (value,) = (value for value, revision in happened.items() if revision == after)
+        assert expected[value] == before, "a write happened although another had come before it"
 
 
 # -- members stop, and come back
@@ -356,6 +371,29 @@ def test_a_write_that_was_given_up_does_not_come_back(one_member: EtcdCluster, r
         assert late not in values or values.index(late) < values.index(told[round_])
 
 
+def test_a_write_that_was_given_up_and_had_happened_is_not_taken_for_the_next(
+    one_member: EtcdCluster, relay: Relay
+) -> None:
+    run = fresh_run()
+    with (
+        closing(EtcdFactory(f"etcd://{relay.address}", run).open(deadline_s=1.0)) as ledger,
+        closing(EtcdFactory(one_member.url, run).open()) as direct,
+    ):
+        ledger.put("a", b"0")
+        relay.mute = True
+        with pytest.raises(LedgerUnavailable, match="may or may not"):
+            ledger.put("a", b"given up")
+        entry = direct.get("a")
+        assert entry is not None and entry.value == b"given up"
+        relay.cut()
+        relay.mute = False
+        until(lambda: answers(ledger), "the client is back", BACK_S)
+        assert ledger.compare_and_set("a", b"x", expected=0) is None
+        won = ledger.compare_and_set("a", b"1", expected=entry.revision)
+        entry = direct.get("a")
+        assert entry is not None and (entry.value, entry.revision) == (b"1", won)
+
+
 def test_a_no_stays_a_no(one_member: EtcdCluster, relay: Relay) -> None:
     """A request that was overtaken by its own second try must not find the condition true when it arrives at last."""
     run = fresh_run()
@@ -430,7 +468,11 @@ def test_compaction_makes_a_gap(one_member: EtcdCluster) -> None:
 def test_a_reading_in_pages_survives_compaction(one_member: EtcdCluster) -> None:
     """More keys than a page has; between pages the revision of the first is compacted away."""
     stop = threading.Event()
-    with closing(EtcdFactory(one_member.url).open()) as ledger, ThreadPoolExecutor(1) as pool:
+    with (
+        closing(EtcdFactory(one_member.url).open()) as ledger,
+        ThreadPoolExecutor(1) as pool,
+        afterwards(stop.set),
+    ):
         for index in range(600):
             ledger.put(f"many/{index:03}", b"")
 
