@@ -29,6 +29,7 @@ class Fault:
     """What one fault cost those who stayed."""
 
     to_commit_s: float  # from the fault to the next commit
+    alone_s: float  # from the fault to the first commit of a step that the survivors computed alone, in a new view
     overhead_s: float  # beyond the rest of a normal step and the computing of the lost shards
     step_s: float  # a normal step before the fault
     wasted_shards: int  # computed by survivors although they had them
@@ -108,9 +109,12 @@ class Steps:
             due = max(moment, self.committed_at(step - 1) + normal_s)
             return self.committed_at(step) - due - max(0.0, self.compute_s(step) - normal_compute_s)
 
-        computed = max(sum(part.shards for part in self._parts[s]) for s in (step, step + 1))
+        computed_in = {s: sum(part.shards for part in self._parts[s]) for s in (step, step + 1)}
+        computed = max(computed_in.values())
+        alone = step if computed_in[step] >= shards else step + 1
         return Fault(
             to_commit_s=self.committed_at(step) - moment,
+            alone_s=self.committed_at(alone) - moment,
             overhead_s=max(overhead_s(step), overhead_s(step + 1)),
             step_s=normal_s,
             wasted_shards=max(0, computed - shards),

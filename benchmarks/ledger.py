@@ -1,7 +1,7 @@
 """What the ledger takes for one thing: the embedded one, etcd with one member, etcd with three.
 
     python benchmarks/ledger.py
-    python benchmarks/ledger.py --repeats 1000 --json ledger.json
+    python benchmarks/ledger.py --repeats 1000 --check --json ledger.json
 
 One client does one thing after the other; rounds of the three ledgers take turns. `watch` is from the call of a put by
 one client until another client's watch hands the change out, so it contains the put. `failover` is from the SIGKILL of
@@ -33,6 +33,8 @@ ROUNDS = 5
 FAILOVERS = 5
 VALUE = b"v" * 200  # about what a view or a registration has
 WAIT_S = 10.0
+# The bars, for medians: far from what a ledger takes, near to what would slow a change of view down.
+OPERATION_MS, FAILOVER_MS = 25.0, 2500.0
 
 Figures = dict[str, dict[str, float]]
 
@@ -122,9 +124,19 @@ def summary(times: list[float]) -> dict[str, float]:
     }
 
 
-def main() -> None:
+def missed(figures: Figures) -> list[str]:
+    """Which medians are above their bars."""
+    return [
+        f"{operation} takes {found['median_ms']:.1f} ms, not below {bar:g}"
+        for operation, found in figures.items()
+        if not found["median_ms"] < (bar := FAILOVER_MS if operation == "failover" else OPERATION_MS)
+    ]
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=500, help="of each operation on each ledger")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     try:
@@ -152,7 +164,11 @@ def main() -> None:
     print(f"etcd x 3, the leader is killed: {1000 * statistics.median(lost):.0f} ms (at most {1000 * max(lost):.0f})")
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    lines = [f"{name}: {line}" for name, operations in figures.items() for line in missed(operations)]
+    for line in lines if args.check else ():
+        print(f"missed: {line}")
+    return 1 if args.check and lines else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

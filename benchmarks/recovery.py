@@ -3,6 +3,7 @@
     python benchmarks/recovery.py                        # all three
     python benchmarks/recovery.py --fault kill --check --json f.json
     python benchmarks/recovery.py --fault join --optimizer adam
+    python benchmarks/recovery.py --fault kill --ledger etcd --check
     python benchmarks/recovery.py --quick                # a smoke run
 
 kill  SIGKILL to a random worker at a random moment, 20 times; the agent replaces it each time. The overhead is the
@@ -11,6 +12,10 @@ kill  SIGKILL to a random worker at a random moment, 20 times; the agent replace
 stop  SIGSTOP instead: the others find out when the worker's lease runs out.
 join  `holdfast scale` adds a worker to a run with 25 M parameters. The stall is the longest step around the
       newcomer's first one, beyond a normal step before.
+
+With --ledger etcd the views are agreed on in an etcd with three members on this host, and the run is one on several
+hosts that has only one. The bar is then on the whole time from the SIGKILL to the survivors' next committed step, and
+to the first that they computed alone: what the lost worker had handed in before needs no new view.
 """
 
 from __future__ import annotations
@@ -26,11 +31,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from commits import CommitLog, Fault
+from holdfast.core.errors import HoldfastError
+from holdfast.launch.etcd_cluster import EtcdCluster
+from holdfast.trust.keys import create_keys
 from launching import BenchmarkError, holdfast_command, last_lines, processes
 
 RUN = "bench"
@@ -44,6 +52,7 @@ START_TIMEOUT_S = 120.0
 STEP_TIMEOUT_S = 60.0
 # The bars.
 KILL_MEDIAN_S, KILL_WORST_S = 0.15, 0.5
+ETCD_TO_COMMIT_MEDIAN_S = 0.5
 JOIN_STALL_STEPS = 1.0
 
 
@@ -123,7 +132,7 @@ def main() -> int:
                 joins(args, result)
             else:
                 losses(fault, args, result)
-    except BenchmarkError as error:
+    except (BenchmarkError, HoldfastError) as error:
         print(f"recovery: {error}", file=sys.stderr)
         return 1
     for name, value in result.figures.items():
@@ -141,6 +150,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fault", choices=FAULTS, action="append", help="may be given again (default: all)")
     parser.add_argument("--times", type=int, help="how often (default: kill 20, stop 3, join 5)")
+    parser.add_argument("--ledger", choices=("embedded", "etcd"), default="embedded", help="etcd: with three members")
     parser.add_argument("--path", choices=("auto", "shared-memory", "network"), default="auto")
     parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd", help="of the model that is joined")
     parser.add_argument("--seed", type=int, default=int(time.time()))
@@ -154,9 +164,14 @@ def parse_arguments() -> argparse.Namespace:
 
 @contextmanager
 def training(args: argparse.Namespace, workers: int, arguments: Sequence[str]) -> Iterator[Training]:
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-"))
         home = Path(directory)
         options = ["--path", args.path, "--lease", str(LEASE_S), "--restarts", "1000"]
+        if args.ledger == "etcd":
+            create_keys(home / "keys")
+            cluster = stack.enter_context(EtcdCluster(home / "etcd"))
+            options += ["--ledger", cluster.url, "--keys", str(home / "keys"), "--host", "alpha"]
         command = holdfast_command(home, run=RUN, workers=workers, script="recovery_worker.py", options=options)
         with processes([[*command, "--out", directory, *arguments]], home / "log") as (agent,):
             yield Training(home, agent, home / "log", CommitLog(home))
@@ -188,11 +203,14 @@ def losses(fault: str, args: argparse.Namespace, result: Result) -> None:
 
     overheads = [one.overhead_s for one in found]
     to_commit = [one.to_commit_s for one in found]
+    alone = [one.alone_s for one in found]
     result.figures |= {
         f"{fault}_overhead_median_s": statistics.median(overheads),
         f"{fault}_overhead_worst_s": max(overheads),
         f"{fault}_to_commit_median_s": statistics.median(to_commit),
         f"{fault}_to_commit_worst_s": max(to_commit),
+        f"{fault}_alone_median_s": statistics.median(alone),
+        f"{fault}_alone_worst_s": max(alone),
         f"{fault}_replaced_median_s": statistics.median(back_s),
         f"{fault}_step_s": statistics.median(one.step_s for one in found),
         f"{fault}_wasted_shards": sum(one.wasted_shards for one in found),
@@ -200,7 +218,10 @@ def losses(fault: str, args: argparse.Namespace, result: Result) -> None:
         f"{fault}_times": len(found),
     }
     result.bar(f"{fault}_steps_lost", 1)
-    if fault == "kill":
+    if fault == "kill" and args.ledger == "etcd":
+        result.bar("kill_to_commit_median_s", ETCD_TO_COMMIT_MEDIAN_S)
+        result.bar("kill_alone_median_s", ETCD_TO_COMMIT_MEDIAN_S)
+    elif fault == "kill":
         result.bar("kill_overhead_median_s", KILL_MEDIAN_S)
         result.bar("kill_overhead_worst_s", KILL_WORST_S)
 
@@ -265,8 +286,8 @@ def joins(args: argparse.Namespace, result: Result) -> None:
 
 def report(label: str, fault: Fault, back_s: float) -> None:
     print(
-        f"{label}: next commit after {fault.to_commit_s:.3f} s, overhead {fault.overhead_s:.3f} s, "
-        f"replaced after {back_s:.1f} s",
+        f"{label}: next commit after {fault.to_commit_s:.3f} s, alone after {fault.alone_s:.3f} s, "
+        f"overhead {fault.overhead_s:.3f} s, replaced after {back_s:.1f} s",
         file=sys.stderr,
         flush=True,
     )
