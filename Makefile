@@ -48,10 +48,12 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Figures for the README. On a quiet machine; about 25 minutes.
+# Figures for the README. On a quiet machine; about 30 minutes.
 bench: install
 	$(BIN)/python benchmarks/steady_state.py --check --json steady_state.json
 	$(BIN)/python benchmarks/recovery.py --check --json recovery.json
+	$(BIN)/python benchmarks/recovery.py --fault kill --ledger etcd --check --json recovery_etcd.json
+	$(BIN)/python benchmarks/ledger.py --check --json ledger.json
 
 # Ten seeds of 40 faults each on real processes, and a million simulated schedules.
 soak: install

@@ -69,7 +69,7 @@ def guarded_member(etcd: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def refused(url: str, environ: Mapping[str, str], kind: type[LedgerError]) -> str:
     """What a call, a watch and a survey say, which is one sentence, within the deadline and without the password."""
-    deadline_s = 1.5
+    deadline_s = 1.0
     with closing(EtcdFactory(url, environ=environ).open(deadline_s=deadline_s)) as ledger:
         start = time.monotonic()
         with pytest.raises(kind) as call:
