@@ -12,8 +12,13 @@ import torch
 from holdfast.membership import messages as m
 from holdfast.membership.codec import encode
 from holdfast.reduce.groups import BrokenGroup, Gone, Said
+from holdfast.reduce.hosts import Hosts
+from holdfast.reduce.network import Network
+from holdfast.reduce.paths import check_coverage, make_path, takes_two_rounds
+from holdfast.reduce.shared_memory import SharedMemory
+from holdfast.reduce.tree import tree_over
 
-from .crews import STEP, Crew, groups, one_host, tcp_pair
+from .crews import STEP, Crew, groups, on_hosts, one_host, tcp_pair
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
@@ -48,6 +53,40 @@ def test_a_kept_mean_is_whole_until_the_next_step_is_reduced_and_not_longer(path
     crew.check(kept)
     crew.check(crew.reduce(paths, STEP + 1))
     assert not any(is_intact() for _, is_intact in kept.values())
+    crew.close()
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("kind", "members", "right"),
+    [
+        ("host", one_host(3), SharedMemory),
+        ("hosts", on_hosts(2, 1), Hosts),
+        ("hosts", on_hosts(3), SharedMemory),  # the others are gone: no network, but two rounds as before
+        ("network", one_host(3), Network),
+        ("network", on_hosts(2, 1), Network),
+    ],
+)
+def test_the_kind_of_a_run_and_the_hosts_of_a_view_decide_the_path(
+    kind: str, members: tuple[str, ...], right: type, small: bool
+) -> None:
+    crew = Crew(members, 4, tcp_pair)
+    paths = {
+        member: make_path(kind, group, crew.arenas[member], 4, small=small, interrupted=lambda: "")
+        for member, group in crew.groups.items()
+    }
+    assert {type(path) for path in paths.values()} == {right}
+    assert {path.two_rounds for path in paths.values()} == {takes_two_rounds(kind, small=small)}
+    crew.check(crew.reduce(paths))
+    crew.close()
+
+
+def test_a_member_that_brings_other_nodes_than_its_shards_is_lost() -> None:
+    crew = Crew(one_host(2), 4, socket.socketpair)
+    brought = crew.brought()
+    check_coverage(tree_over(4), [("w0.1", (0, 1)), ("w1.1", (2, 3))], brought)
+    with pytest.raises(BrokenGroup, match=r"lost w1\.1: it brings \(\(2, 4\),\), not the shards \(1, 3\)"):
+        check_coverage(tree_over(4), [("w0.1", (0, 1)), ("w1.1", (1, 3))], brought)
     crew.close()
 
 
