@@ -137,7 +137,18 @@ class Member:
         self._forget()
 
     def freeze(self) -> None:
+        """SIGSTOP, and wait until none of its threads runs any more."""
         self.signal(signal.SIGSTOP)
+        deadline = time.monotonic() + _END_S
+        while self.alive and not self._stopped() and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def _stopped(self) -> bool:
+        try:
+            stats = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/stat")]
+        except OSError:  # a thread ended meanwhile
+            return False
+        return all(stat.rpartition(")")[2].split()[0] in "Tt" for stat in stats)
 
     def thaw(self) -> None:
         self.signal(signal.SIGCONT)
