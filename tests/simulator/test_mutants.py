@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.words import View
+from holdfast.core.words import KEY_VIEW, KEY_WORKERS, View
 from holdfast.membership import machine as machine_module
 from holdfast.membership import messages as m
 from holdfast.membership import stepping, view_rules
 from holdfast.membership.machine import Machine, Phase
 from holdfast.membership.view_rules import Decision, LedgerState, Plan, Standing, Timing
-from holdfast.testing.simulator import Violation, World, simulate
+from holdfast.testing.simulator import Violation, simulate
+from holdfast.testing.simulator.books import Books
+from holdfast.testing.simulator.feed import Command, Feed
 from holdfast.testing.simulator.ledger import Ledger
+from holdfast.testing.simulator.network import Network
+from holdfast.testing.simulator.worker import Worker
 
-SEEDS = 1500
+SEEDS = 2500
 Patch = pytest.MonkeyPatch
 
 
@@ -95,6 +99,67 @@ class ForgetsLostConnections(Machine):
         return []
 
 
+class GivesUpTheGroupFirst(Machine):
+    """Drops a group that works before the next view is agreed on: without the ledger, nobody trains."""
+
+    def _turn(self, now: float) -> list[m.Effect]:
+        return self._break("a change of membership is due", now) + self._consider(now)
+
+
+class WaitsForTheViewThatIsDue(Machine):
+    """Does not go on when the ledger does not show the view that is due."""
+
+    def _turn_or_go_on(self, now: float) -> list[m.Effect]:
+        return self._propose(self._planned(now), now)
+
+
+class LeavesOutWithoutAsking(Machine):
+    """Who cannot be reached is left out without a compare-and-set."""
+
+    def _propose(self, view: View | None, now: float) -> list[m.Effect]:
+        if view is not None and "not everyone reaches" in view.reason and self.me in view.members:
+            return self._enter(view, now)
+        return super()._propose(view, now)
+
+
+class ComesBackUnderItsOldName(Machine):
+    """Once left out it registers again, rather than end."""
+
+    def _be_evicted(self, reason: str) -> list[m.Effect]:
+        assert self.view is not None
+        dropped = [m.Drop(self.view.number, reason)] if self.phase is not Phase.BROKEN else []
+        self.phase, self.view, self.next, self.held = Phase.WAITING, None, None, frozenset()
+        return [*dropped, m.Register()]
+
+
+class DoesNotReadRolls(Machine):
+    """Goes on waiting for a member that has given up the view and cannot say so directly."""
+
+    def _break_if_lost(self, now: float) -> list[m.Effect]:
+        ledger, self.ledger = self.ledger, replace(self.ledger, rolls={})
+        effects = super()._break_if_lost(now)
+        self.ledger = ledger
+        return effects
+
+
+class TakesTheBusyForCutOff(Machine):
+    """Does not wait for an answer to its knock."""
+
+    def _knocked(self, event: m.Knocked, now: float) -> list[m.Effect]:
+        return super()._knocked(replace(event, reached=(), missed=event.reached + event.missed), now)
+
+
+class DoesNotKnockAtTheDoor(Machine):
+    """Registers though it cannot reach the members, and takes in those that could not be reached before."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._resting.among = lambda ledger, now: frozenset()  # type: ignore[method-assign]
+
+    def _knock_at_the_door(self, now: float) -> list[m.Effect] | None:
+        return None
+
+
 MUTANT_MACHINES = [
     NoFence,
     AppliesTwice,
@@ -104,7 +169,64 @@ MUTANT_MACHINES = [
     GoesOnAfterEviction,
     DropsTheResultThatCameEarly,
     ForgetsLostConnections,
+    GivesUpTheGroupFirst,
+    WaitsForTheViewThatIsDue,
+    LeavesOutWithoutAsking,
+    ComesBackUnderItsOldName,
+    DoesNotReadRolls,
+    TakesTheBusyForCutOff,
+    DoesNotKnockAtTheDoor,
 ]
+
+
+class TakesUnknownForDone(Feed):
+    """A proposal of which nothing is known is taken for the view that holds."""
+
+    def failed(self, command: Command) -> None:
+        super().failed(command)
+        proposed = getattr(self, "proposed", None)
+        if proposed is not None:
+            self.worker.take(m.LedgerSaw(replace(self._state(), view=proposed)))
+
+    def propose(self, view: View, expected: int) -> None:
+        self.proposed = view
+        super().propose(view, expected)
+
+
+class TakesUnknownForNotDone(Feed):
+    """A proposal of which nothing is known is taken for not done, and its number is used again for another view."""
+
+    def failed(self, command: Command) -> None:
+        super().failed(command)
+        self.sure = True  # that nobody has written since
+
+    def _propose(self, view: View, expected: int) -> Command:
+        if getattr(self, "sure", False):
+            yield lambda: self.world.ledger.put(KEY_VIEW, view)
+        else:
+            yield from super()._propose(view, expected)
+
+
+class IgnoresGaps(Feed):
+    """Goes on with what it knows when its watch has missed something."""
+
+    def read_anew(self) -> None:
+        if self._revision < 0:
+            super().read_anew()
+        self._revision = self.world.ledger.revision
+
+
+class LosesTheLease(Feed):
+    """Remembers a lease only when the registration under it is known to be done."""
+
+    def _register(self) -> Command:
+        ledger, key = self.world.ledger, KEY_WORKERS + self.worker.id
+        lease = yield ledger.grant
+        if (yield lambda: ledger.compare_and_set(key, self.worker.id, 0, lease)) is not None:
+            self.lease = lease
+
+
+MUTANT_FEEDS = [TakesUnknownForDone, TakesUnknownForNotDone, IgnoresGaps, LosesTheLease]
 
 
 def forget_a_shard(patch: Patch) -> None:
@@ -159,13 +281,12 @@ def ignore_leases(patch: Patch) -> None:
 
 def set_without_compare(patch: Patch) -> None:
     """The ledger takes any view that is proposed."""
+    real = Ledger.compare_and_set
 
-    def put(self: Ledger, view: View, expected: int) -> None:
-        self.world.check_view(self.view, view)
-        self.view, self.view_revision = view, self.revision + 1
-        self.changed()
+    def put(self: Ledger, key: str, value: Any, expected: int, lease: int = 0) -> int | None:
+        return self.put(key, value) if key == KEY_VIEW else real(self, key, value, expected, lease)
 
-    patch.setattr(Ledger, "compare_and_set_view", put)
+    patch.setattr(Ledger, "compare_and_set", put)
 
 
 def start_over_too_early(patch: Patch) -> None:
@@ -201,7 +322,45 @@ def join_without_state(patch: Patch) -> None:
 
 def ignore_stamps(patch: Patch) -> None:
     """A worker that slept does not look whether the sums that it read were still those of its step."""
-    patch.setattr(World, "moved_on", lambda self, number, effect: "")
+    patch.setattr(Books, "moved_on", lambda self, number, effect: "")
+
+
+def never_leave_out(patch: Patch) -> None:
+    """The same members are tried again, whoever cannot reach whom."""
+    patch.setattr(view_rules, "severed", lambda members, rolls: frozenset())
+
+
+def leave_oneself_out_with_the_state(patch: Patch) -> None:
+    """A proposer that is cut off lets the others go on, whether or not they have the state."""
+
+    def left_out(me: str, live: Sequence[str], cut: Any, standing: Standing, timing: Timing) -> tuple[str, ...]:
+        return tuple(member for member in live if any(me in pair and member == me for pair in cut))
+
+    patch.setattr(view_rules, "_left_out", left_out)
+
+
+def stop_without_the_ledger(patch: Patch) -> None:
+    """A step waits until the ledger answers."""
+    real = Worker._compute
+
+    def compute(self: Worker, effect: m.Compute) -> None:
+        if self.world.ledger.up:
+            real(self, effect)
+        else:
+            self.work(0.5, lambda: compute(self, effect), blocked=True)
+
+    patch.setattr(Worker, "_compute", compute)
+
+
+def listen_to_an_old_view_after_a_heal(patch: Patch) -> None:
+    """What waited in a cut network is heard as if it were said in the view of now."""
+
+    def hand_over(self: Network, worker: Worker, event: m.Event) -> None:
+        if isinstance(event, m.Heard) and worker.machine.view is not None:
+            event = replace(event, view=worker.machine.view.number)
+        worker.take(event)
+
+    patch.setattr(Network, "hand_over", hand_over)
 
 
 PATCHES: list[Callable[[Patch], None]] = [
@@ -213,13 +372,17 @@ PATCHES: list[Callable[[Patch], None]] = [
     give_up_the_silent,
     join_without_state,
     ignore_stamps,
+    never_leave_out,
+    leave_oneself_out_with_the_state,
+    stop_without_the_ledger,
+    listen_to_an_old_view_after_a_heal,
 ]
 
 
-def first_violation(machine_class: type[Machine] = Machine) -> str:
+def first_violation(machine_class: type[Machine] = Machine, feed_class: type[Feed] = Feed) -> str:
     for seed in range(SEEDS):
         try:
-            simulate(seed, machine_class=machine_class)
+            simulate(seed, machine_class=machine_class, feed_class=feed_class)
         except Violation as violation:
             return str(violation).splitlines()[0]
     return ""
@@ -228,6 +391,11 @@ def first_violation(machine_class: type[Machine] = Machine) -> str:
 @pytest.mark.parametrize("mutant", MUTANT_MACHINES, ids=lambda mutant: mutant.__name__)
 def test_a_broken_machine_is_caught(mutant: type[Machine]) -> None:
     assert first_violation(mutant), f"{mutant.__name__} passed {SEEDS} schedules"
+
+
+@pytest.mark.parametrize("mutant", MUTANT_FEEDS, ids=lambda mutant: mutant.__name__)
+def test_a_broken_line_to_the_ledger_is_caught(mutant: type[Feed]) -> None:
+    assert first_violation(feed_class=mutant), f"{mutant.__name__} passed {SEEDS} schedules"
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.__name__)

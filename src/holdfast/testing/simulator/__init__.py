@@ -49,8 +49,9 @@ def simulate(
     world = World(schedule, machine_class=machine_class, feed_class=feed_class, keep_trace=keep_trace)
     try:
         world.run()
-    except AssertionError as error:
+    except Exception as error:  # a machine that raises has broken its promise too
         trace = "\n".join(world.lines or [])
         replay = f"python -m holdfast.testing.simulator --seed {seed} --trace"
-        raise Violation(f"seed {seed}: {error}\nreplay: {replay} {changes or ''}\n{trace}") from error
+        said = str(error) if isinstance(error, AssertionError) else repr(error)
+        raise Violation(f"seed {seed}: {said}\nreplay: {replay} {changes or ''}\n{trace}") from error
     return world

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.testing.simulator.world import World
 
 EXCUSE_S = 30.0  # after a fault, a worker that lives and is registered may still be left out
+QUIET_S = 5.0  # after this long an earlier fault has no consequences that are still under way
 STATIC_S = 10.0  # without the ledger, and with nobody lost, a step takes no longer than this
 PROGRESS_S = 100.0  # after the last fault, or its end, something must go on: 60 of them a silent worker is waited for
 VIEWS_MAX = 20  # since the last fault, or its end
@@ -29,7 +30,8 @@ class Books:
         self._world = world
         self.steps_committed = 0
         self._progress_at = 0.0
-        self._disturbed_at = 0.0
+        self._disturbed_at = -1000.0
+        self._quiet_s = 0.0  # between the last two disturbances
         self._calm = False  # in this outage of the ledger: nothing else has happened
         self._views_since = 0
         self._unregistered_at: dict[str, float] = {}
@@ -37,7 +39,9 @@ class Books:
 
     # ---- what goes on
 
-    def disturbed(self, kind: str) -> None:
+    def disturbed(self) -> None:
+        """A fault begins or ends."""
+        self._quiet_s = self._world.now - self._disturbed_at
         self._disturbed_at = self._world.now
         self._calm = False
         self._views_since = 0
@@ -56,17 +60,20 @@ class Books:
         entry = world.ledger.entries.get(KEY_VIEW)
         members = [world.workers[member] for member in entry.value.members] if entry else []
         training = STEP_PHASES | {Phase.TURNING}
-        self._calm = bool(members) and all(
-            worker.alive
-            and not worker.stopped
-            and not worker.machine.leave_asked
-            and not worker.machine._lost
-            and worker.machine.phase in training
-            and worker.machine.view == entry.value  # type: ignore[union-attr]
-            and world.network.view_of(worker.id) == entry.value.number  # type: ignore[union-attr]
-            and all(world.network.reaches(worker.id, other.id) for other in members)
-            and world.now - self._disturbed_at < 1e-9  # only this fault
-            for worker in members
+        self._calm = (
+            bool(members)
+            and self._quiet_s > QUIET_S
+            and all(
+                worker.alive
+                and not worker.stopped
+                and not worker.machine.leave_asked
+                and not worker.machine._lost
+                and worker.machine.phase in training
+                and worker.machine.view == entry.value  # type: ignore[union-attr]
+                and world.network.view_of(worker.id) == entry.value.number  # type: ignore[union-attr]
+                and all(world.network.reaches(worker.id, other.id) for other in members)
+                for worker in members
+            )
         )
         self._watch_outage(world.now)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from holdfast.core.words import KEY_SIZE
+from holdfast.core.words import KEY_SIZE, KEY_WORKERS
 from holdfast.membership import messages as m
 from holdfast.testing.simulator.worker import Worker
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ANYWHERE = (
     *("crash", "crash", "stop", "stop", "reset", "cut", "agent", "join", "leave"),
-    *("leader", "leader", "outage", "gap", "lag", "lease"),
+    *("leader", "leader", "outage", "gap", "lag", "lease", "eve"),
 )
 BETWEEN_HOSTS = ("partition", "partition", "partition", "power", "isolate")
 NEVER = 1e9
@@ -35,15 +35,15 @@ class Faults:
         kind = world.schedule.fault or kind
         worker = world.rng.choice(living)
         world.trace("fault:", kind, worker.id)
-        world.books.disturbed(kind)
+        world.books.disturbed()
         getattr(self, f"_{kind}")(worker)
 
     def _later(self, delay_s: float, act: Callable[[], None]) -> None:
         """The end of a fault is a disturbance too."""
 
         def end() -> None:
+            self._world.books.disturbed()
             act()
-            self._world.books.disturbed("end")
 
         self._world.after(delay_s, end)
 
@@ -81,7 +81,8 @@ class Faults:
         host.spawn(host.slots)
 
     def _leave(self, worker: Worker) -> None:
-        if len(self._world.living()) > 1:
+        staying = [other for other in self._world.living() if not other.machine.leave_asked]
+        if any(other is not worker for other in staying):
             worker.take(m.LeaveAsked())
 
     def _agent(self, worker: Worker) -> None:
@@ -121,6 +122,21 @@ class Faults:
 
     def _outage(self, worker: Worker) -> None:
         self._ledger_away(self._world.rng.choice((5.0, 15.0, 40.0)))
+
+    def _eve(self, worker: Worker) -> None:
+        """The ledger goes away just after a joiner has registered: the members know of it and cannot take it in."""
+        host = worker.agent
+        slot = host.slots
+        self._join(worker)
+
+        def look() -> None:
+            joiners = [other for other in self._world.workers.values() if other.agent is host and other.slot == slot]
+            if any(KEY_WORKERS + joiner.id in self._world.ledger.entries for joiner in joiners):
+                self._world.after(self._world.rng.choice((0.0, 0.01, 0.1, 0.4)), lambda: self._ledger_away(15.0))
+            elif not self._world.done:
+                self._world.after(0.01, look)
+
+        look()
 
     def _gap(self, worker: Worker) -> None:
         """Watches that are behind have a gap."""
