@@ -110,7 +110,7 @@ class WaitsForTheViewThatIsDue(Machine):
     """Does not go on when the ledger does not show the view that is due."""
 
     def _turn_or_go_on(self, now: float) -> list[m.Effect]:
-        return self._propose(self._planned(now), now)
+        return self._propose_planned(now)
 
 
 class LeavesOutWithoutAsking(Machine):

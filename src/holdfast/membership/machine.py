@@ -215,7 +215,7 @@ class Machine(Stepping):
             has_state=self.next is not None,
             leaving=self._leaving,
             waited_s=now - self._since,
-            knocked=self._knocking.answered_since(self._since),
+            knocked=self._has_found_out(),
             roll_call_s=now - self._missed_since if self._missed_since is not None else 0.0,
             rolls=rolls,
             newcomers=frozenset(self.view.members) - self._formed_members if self._formed_members else frozenset(),
@@ -291,6 +291,9 @@ class Machine(Stepping):
             return True
         return self._turned_in_vain != self._news and self._planned(now) is not None
 
+    def _propose_planned(self, now: float) -> list[Effect]:
+        return self._propose(self._planned(now), now)
+
     def _turn(self, now: float) -> list[Effect]:
         self._go(Phase.TURNING)
         self._since = now
@@ -300,7 +303,7 @@ class Machine(Stepping):
     def _turn_or_go_on(self, now: float) -> list[Effect]:
         assert self._since is not None
         if now - self._since < self.timing.turn_s:
-            return self._propose(self._planned(now), now)
+            return self._propose_planned(now)
         self._turned_in_vain = self._news
         return self._go_on()
 
@@ -335,7 +338,7 @@ class Machine(Stepping):
         """After my group broke for no reason that the ledger knows: whom can I still reach?"""
         assert self._since is not None
         effects: list[Effect] = []
-        if self._knocking.answered_since(self._since):
+        if self._has_found_out():
             mine, others = self._my_roll(view), self._rolls(view)
             told = others.pop(self.me, None)
             if mine.missed or told is not None or any(roll.missed for roll in others.values()):
@@ -347,6 +350,10 @@ class Machine(Stepping):
             effects += self._knocking.ask(self._others(), now, every_s=every_s)
         return effects
 
+    def _has_found_out(self) -> bool:
+        """Since the group broke; or just before, if that is why I gave it up."""
+        return self._since is not None and self._knocking.answered_since(self._since - self.timing.propose_again_s)
+
     def _others(self) -> list[str]:
         assert self.view is not None
         return [member for member in self.view.members if member != self.me and member in self.ledger.ids]
@@ -357,7 +364,7 @@ class Machine(Stepping):
     def _rolls(self, view: View) -> dict[str, Roll]:
         """What members found since they were last all together. My own is what I know, told or not."""
         said = {id: roll for id, roll in self.ledger.rolls.items() if id in view.members and roll.view >= self._formed}
-        if self._since is not None and self._knocking.answered_since(self._since):
+        if self._has_found_out():
             said[self.me] = self._my_roll(view)
         return said
 

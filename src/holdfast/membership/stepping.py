@@ -2,7 +2,7 @@
 
 Owns the worker's position (which steps it has applied, which shards it holds) and what it has heard in its view. The
 other half, machine.py, owns the ledger, views and phases outside a step; this one calls it only through `_break`,
-`_consider`, `_change_seen`, `_be_evicted` and `_turn`.
+`_consider`, `_change_seen` and the other methods that are abstract here.
 """
 
 from __future__ import annotations
@@ -81,6 +81,9 @@ class Stepping(ABC):
 
     @abstractmethod
     def _change_seen(self, now: float) -> bool: ...
+
+    @abstractmethod
+    def _propose_planned(self, now: float) -> list[Effect]: ...
 
     @abstractmethod
     def _turn(self, now: float) -> list[Effect]: ...
@@ -197,7 +200,8 @@ class Stepping(ABC):
         ready = Ready(event.step, self.assigned, self._change_seen(now), self.leave_asked, self.ledger.stop)
         self._ready.setdefault(event.step, {})[self.me] = ready
         self.reason = "waiting for the others' shards"
-        return [Broadcast(ready), *self._consider(now), *self._reduce_if_ready(now)]
+        effects = [Broadcast(ready), *self._propose_planned(now)]
+        return [*effects, *self._consider(now), *self._reduce_if_ready(now)]
 
     def _reduce_if_ready(self, now: float) -> list[Effect]:
         if self.phase is not Phase.GATHERING:
