@@ -24,7 +24,16 @@ from hypothesis import strategies as st
 
 from holdfast.core.config import RunConfig
 from holdfast.core.errors import HoldfastError, PeerError
-from holdfast.core.words import Registration, View, decode_json
+from holdfast.core.words import (
+    KEY_SIZE,
+    KEY_STOP,
+    KEY_VIEW,
+    KEY_WORKERS,
+    Registration,
+    View,
+    decode_json,
+    decode_whole,
+)
 from holdfast.events.log import EventReader
 from holdfast.ledger import wire as ledger_wire
 from holdfast.ledger.channel import Channel
@@ -32,10 +41,12 @@ from holdfast.ledger.port import Change, Entry
 from holdfast.ledger.wire import Request as LedgerRequest
 from holdfast.membership import codec
 from holdfast.membership.messages import Done, Ready, Result
+from holdfast.membership.reach import KEY_ROLLS, Roll
 from holdfast.membership.view_rules import Report
 from holdfast.reduce.groups import Connection, Gone, Group, Said
 from holdfast.reduce.reduction import Brought
 from holdfast.run.greeting import HELLO_BYTES, Greeting, Hello
+from holdfast.run.ledger_feed import LedgerNews, read_news
 from holdfast.state.codec import flatten, pack_tree, unflatten, unpack_tree
 from holdfast.state.layout import allocate
 from holdfast.state.snapshot import Snapshot
@@ -144,6 +155,8 @@ DECODERS = {
     "a view": Decoder(View.decode, (View(3, ("w0.1", "w1.1"), "why").encode(),)),
     "a registration": Decoder(Registration.decode, (REGISTRATION.encode(),)),
     "a configuration": Decoder(CONFIG.check_same, (CONFIG.encode(),)),
+    "a roll": Decoder(Roll.decode, (Roll(3, ("w0.1",), ("w1.1",), True).encode(),)),
+    "a number in the ledger": Decoder(lambda data: decode_whole(data, "workers"), (b'{"workers": 3}',)),
     "an object": Decoder(decode_json, (b'{"workers": 3}',)),
 }
 
@@ -264,6 +277,24 @@ def test_a_large_promise_allocates_nothing() -> None:
         unflatten(unpack_tree(b'[{"a":0}' + b',{"a":0}' * 20_000 + b"]"), [torch.zeros(1 << 16)])
     assert tracemalloc.get_traced_memory()[1] < 32 << 20
     tracemalloc.stop()
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_a_ledger_with_anything_in_it_is_news_or_an_error_of_ours(data: st.DataObject) -> None:
+    valid = {
+        KEY_VIEW: DECODERS["a view"].valid[0],
+        KEY_WORKERS + "w0.1": REGISTRATION.encode(),
+        KEY_ROLLS + "w0.1": DECODERS["a roll"].valid[0],
+        KEY_SIZE + "a": b'{"workers": 3}',
+        KEY_STOP: b'{"reason": "enough"}',
+    }
+    assert isinstance(read_news({key: Entry(key, value, 1, 1, 0) for key, value in valid.items()}), LedgerNews)
+    key = data.draw(st.sampled_from(sorted(valid)))
+    for value in (data.draw(noise), changed_bytes(data, valid[key]), changed_json(data, valid[key])):
+        entries = {name: Entry(name, value if name == key else one, 1, 1, 0) for name, one in valid.items()}
+        with suppress(HoldfastError):
+            read_news(entries)
 
 
 # -- those that read from a socket

@@ -288,6 +288,20 @@ def test_messages_of_an_old_view(run: Besieged) -> None:
                     assert hung_up(sock) == b"", "it was given the state"
 
 
+def test_the_secret_is_in_no_log_command_line_or_environment(run: Besieged) -> None:
+    secrets = [run.keys.secret, run.keys.secret.hex().encode()]
+    if run.given is not None:
+        secrets += (run.home / "keys" / "key.pem").read_bytes().splitlines()[1:-1]
+    kept = {path for path in run.home.rglob("*") if path.name in ("secret", "key.pem")}
+    assert kept and all(path.stat().st_mode & 0o077 == 0 for path in kept)
+    places = [path for path in run.home.rglob("*") if path.is_file() and path not in kept]
+    places += [Path(f"/proc/{pid}/{name}") for pid in run.processes().values() for name in ("cmdline", "environ")]
+    assert len(places) > 6
+    for place in places:
+        content = place.read_bytes()
+        assert not any(secret in content for secret in secrets), f"{place} has a secret in it"
+
+
 def test_the_training_ends_with_the_exact_digest(run: Besieged) -> None:
     with closing(run.ledger()) as ledger:
         assert ledger.get(KEY_STOP) is None

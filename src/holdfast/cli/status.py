@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.cli.control import find_run, ledger_of
 from holdfast.core.errors import LedgerError, ProtocolError
-from holdfast.core.words import KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_json
+from holdfast.core.words import KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_whole
 from holdfast.events import read_events
 from holdfast.launch.directory import RunDirectory, home_directory, runs_in
 from holdfast.launch.presence import other_hosts
@@ -83,7 +83,7 @@ def _ask_ledger(directory: RunDirectory, status: dict[str, Any]) -> set[str] | N
         if KEY_VIEW in entries:
             view = View.decode(entries[KEY_VIEW])
             status["view"], status["members"] = view.number, list(view.members)
-        sizes = [int(decode_json(value)["workers"]) for key, value in entries.items() if key.startswith(KEY_SIZE)]
+        sizes = [decode_whole(value, "workers") for key, value in entries.items() if key.startswith(KEY_SIZE)]
         if sizes:
             status["target"] = sum(sizes)
         status["hosts"] = other_hosts(entries, "")

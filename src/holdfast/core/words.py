@@ -108,3 +108,11 @@ def decode_json(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ProtocolError(f"not a JSON object: {data[:80]!r}")
     return value
+
+
+def decode_whole(data: bytes, name: str, default: int = 0) -> int:
+    """A whole number from 0 on, out of an object."""
+    value = decode_json(data).get(name, default)
+    if type(value) is not int or value < 0:
+        raise ProtocolError(f"{name} is {value!r:.40}, not a whole number")
+    return value

@@ -37,6 +37,7 @@ from holdfast.core.words import (
     Registration,
     View,
     decode_json,
+    decode_whole,
     encode_json,
     host_of,
     slot_of,
@@ -343,8 +344,8 @@ class Agent:
     def _resize(self, value: bytes) -> None:
         was = self._policy.workers
         try:
-            workers = int(decode_json(value)["workers"])
-        except (ProtocolError, KeyError, TypeError, ValueError):
+            workers = decode_whole(value, "workers")
+        except ProtocolError:
             return
         if workers != was and 1 <= workers <= WORKERS_MAX:
             self._policy.resized(workers)

@@ -17,7 +17,7 @@ from holdfast.core.words import (
     KEY_INCARNATIONS,
     KEY_WORKERS,
     Registration,
-    decode_json,
+    decode_whole,
     encode_json,
     host_of,
     incarnation_of,
@@ -126,7 +126,7 @@ class Crew:
         try:
             entry = self._ledger.get(key)
             if entry is not None:
-                known = max(known, int(decode_json(entry.value).get("count", 0)))
+                known = max(known, decode_whole(entry.value, "count"))
             self._ledger.put(key, encode_json({"count": known + 1}))
         except (LedgerError, ProtocolError) as error:
             self._refused(error)

@@ -68,7 +68,7 @@ class HostPresence:
         try:
             other = decode_json(value)
             pid = int(other.get("pid") or 0)
-        except (ProtocolError, TypeError, ValueError):
+        except (ProtocolError, TypeError, ValueError, OverflowError):
             return False
         if value == self._value:
             return True  # our own, written by a call whose answer was lost

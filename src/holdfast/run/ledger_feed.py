@@ -28,6 +28,7 @@ from holdfast.core.words import (
     Registration,
     View,
     decode_json,
+    decode_whole,
 )
 from holdfast.events import EventLog
 from holdfast.ledger.port import Change, Entry, Ledger, Watch
@@ -245,14 +246,14 @@ def read_news(entries: dict[str, Entry]) -> LedgerNews:
             with suppress(ProtocolError):
                 rolls[key[len(KEY_ROLLS) :]] = Roll.decode(entry.value)
     registered.sort(key=lambda worker: worker.created)
-    sizes = [decode_json(entry.value).get("workers", 1) for key, entry in entries.items() if key.startswith(KEY_SIZE)]
+    sizes = [decode_whole(entry.value, "workers", 1) for key, entry in entries.items() if key.startswith(KEY_SIZE)]
     stop = decode_json(entries[KEY_STOP].value).get("reason", "stopped") if KEY_STOP in entries else ""
     state = LedgerState(
         view=View.decode(view.value) if view else None,
         view_revision=view.revision if view else 0,
         registered=tuple(registered),
         dead=frozenset(key[len(KEY_DEAD) :] for key in entries if key.startswith(KEY_DEAD)),
-        size=sum(map(int, sizes)) if sizes else 1,
+        size=sum(sizes) if sizes else 1,
         stop=str(stop),
         done=KEY_DONE in entries,
         rolls=rolls,
