@@ -253,21 +253,26 @@ def test_connections_are_bounded(ledger: EmbeddedLedger, socket_path: Path) -> N
         sock.close()
 
 
-def test_strangers_who_wait_crowd_out_each_other_alone(ledger: EmbeddedLedger, socket_path: Path) -> None:
-    """More of them than the server has room for, again and again; nobody who knows the secret is turned away."""
+def test_strangers_who_wait_crowd_out_each_other_alone(tmp_path: Path, socket_path: Path) -> None:
+    """More of them than it has room for, and it would be patient; nobody who knows the secret is turned away."""
+    limits = ServerLimits(connections_max=8, unproven_max=4, patience=Patience(handshake_s=10 * WAIT_S))
+    server = EmbeddedServer(tmp_path / "ledger", socket_path, SECRET, limits=limits)
+    server.start()
     friends = [connected(socket_path) for _ in range(2)]
     for sock in friends:
         shake(sock)
-    for _ in range(10):
-        strangers = [connected(socket_path) for _ in range(4 * LIMITS.connections_max)]
+    for _ in range(5):
+        strangers = [connected(socket_path) for _ in range(30)]
         with closing(EmbeddedLedger(socket_path, SECRET, timeout_s=WAIT_S)) as late:
-            assert late.get("a") is not None
-        assert all(hung_up(sock) for sock in strangers[: -LIMITS.connections_max])
+            assert late.get("a") is None
+        assert all(hung_up(sock) for sock in strangers[:-4])
+        assert not any(hung_up(sock, 0) for sock in strangers[-3:]), "only as many as there is no room for"
         for sock in strangers:
             sock.close()
     for sock in friends:
         assert not hung_up(sock, 0)
         sock.close()
+    server.stop()
 
 
 # -- the socket
