@@ -18,11 +18,18 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Done, steps),
     st.builds(Result, steps),
     st.builds(Ready, steps, shard_lists, st.booleans(), st.booleans(), st.text(max_size=20)),
-    st.builds(Report, st.none() | steps, shard_lists, st.booleans(), st.text(max_size=40)),
+    st.builds(
+        Report,
+        st.none() | steps,
+        shard_lists,
+        st.booleans(),
+        st.text(max_size=40),
+        st.lists(st.text(max_size=20), max_size=5).map(tuple),
+    ),
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("tsvcnlxkdpm"), inner, max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("tsvcnlxkdfpm"), inner, max_size=5),
     max_leaves=10,
 )
 

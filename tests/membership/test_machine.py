@@ -290,3 +290,21 @@ def test_who_took_part_and_was_left_out_never_comes_back_under_its_name() -> Non
     assert proposes(story, after_s=10_000.0) == ()
     story.ledger_shows("w0.1", "w1.1", "w2.2")
     assert proposes(story) == ("w0.1", "w1.1", "w2.2")
+
+
+def test_a_newcomer_is_told_who_was_left_out_before_it_came() -> None:
+    """The one that was left out may wake up and register again before it sees that it is out."""
+    story = left_out("w2.1", formed=True)
+    newcomer = Story("w3.1", size=3)
+    newcomer.ledger_shows("w0.1", "w3.1", view=View(4, ("w0.1", "w3.1")))
+    story.happens(m.PeerLost(3, "w1.1", "closed"))
+    story.happens(m.Computed(0))
+    story.ledger_shows("w0.1", "w3.1", view=View(4, ("w0.1", "w3.1")))
+    report = story.did(m.Broadcast).message
+    assert isinstance(report, Report) and "w2.1" in report.former
+    newcomer.happens(m.Heard(4, "w0.1", report))
+    newcomer.happens(m.Loaded(0))
+    newcomer.ledger_shows("w3.1", "w2.1")
+    assert proposes(newcomer) == ("w3.1",)
+    newcomer.ledger_shows("w3.1", "w2.1", "w2.2")
+    assert proposes(newcomer) == ("w3.1", "w2.2")

@@ -18,6 +18,7 @@ FRAME_BYTES_MAX = 8 * 1024 * 1024
 LENGTH = struct.Struct("<I")
 STEP_MAX = 1 << 40
 SHARDS_MAX = 1 << 16
+NAMES_MAX = 1 << 12
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -33,6 +34,8 @@ def encode(message: Message, note: Any = None) -> bytes:
         fields = {"t": "result", "s": message.step, "n": note}
     else:
         fields = {"t": "report", "s": message.next, "v": message.held, "k": message.kept, "d": message.digest}
+        if message.former:
+            fields["f"] = message.former
     body = _dumps(fields).encode()
     return LENGTH.pack(len(body)) + body
 
@@ -55,7 +58,8 @@ def decode(body: bytes | bytearray | memoryview) -> tuple[Message, Any]:
         return Result(_step(fields)), fields.get("n")
     if kind == "report":
         position = None if fields.get("s") is None else _step(fields)
-        return Report(position, _shards(fields), bool(fields.get("k")), str(fields.get("d", ""))), None
+        former = _names(fields.get("f", []))
+        return Report(position, _shards(fields), bool(fields.get("k")), str(fields.get("d", "")), former), None
     raise ProtocolError(f"a peer sent a message of unknown kind {str(kind)[:40]!r}")
 
 
@@ -64,6 +68,12 @@ def _step(fields: dict[str, Any]) -> int:
     if type(step) is not int or not 0 <= step < STEP_MAX:
         raise ProtocolError(f"a peer sent the step {str(step)[:40]!r}")
     return step
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > NAMES_MAX or not all(isinstance(name, str) for name in value):
+        raise ProtocolError(f"a peer sent {str(value)[:40]!r} for a list of workers")
+    return tuple(value)
 
 
 def _shards(fields: dict[str, Any]) -> tuple[int, ...]:

@@ -249,7 +249,7 @@ class Machine(Stepping):
         self._successor_since = None
         self._go(Phase.FORMING)
         self.reason = f"forming view {view.number}"
-        mine = self._report()
+        mine = self._report(self._resting.former(self.ledger))
         self._reports[self.me] = mine
         effects += [Open(view), Broadcast(mine)]
         return effects + self._reconcile_if_complete(now)
@@ -258,6 +258,8 @@ class Machine(Stepping):
         assert self.view is not None
         self._missed_since = None
         self._resting.formed(self.view.members)
+        for report in self._reports.values():
+            self._resting.told(report.former)
 
     def _break(self, reason: str, now: float, *, peer: str = "") -> list[Effect]:
         assert self.view is not None

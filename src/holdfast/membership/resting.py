@@ -8,6 +8,7 @@ from holdfast.core.words import host_of
 from holdfast.membership.view_rules import LedgerState, Timing
 
 DOUBLINGS_MAX = 16
+FORMER_MAX = 1000
 
 
 class Resting:
@@ -30,6 +31,14 @@ class Resting:
                 failures = self._slots.get(_place(member), (0, 0.0))[0]
                 rest_s = min(self._timing.rest_s * (1 << min(failures, DOUBLINGS_MAX)), self._timing.rest_s_max)
                 self._slots[_place(member)] = (failures + 1, now + rest_s)
+
+    def former(self, ledger: LedgerState) -> tuple[str, ...]:
+        """Whom I tell those that come later of: it may wake up and register again before it sees that it is out."""
+        self._former -= ledger.dead
+        return tuple(sorted(self._former))[:FORMER_MAX]
+
+    def told(self, former: Iterable[str]) -> None:
+        self._former.update(former)
 
     def formed(self, members: Iterable[str]) -> None:
         for member in members:

@@ -133,10 +133,11 @@ class Stepping(ABC):
 
     # ---- getting level
 
-    def _report(self) -> Report:
+    def _report(self, former: tuple[str, ...]) -> Report:
         if self.next is None:
-            return Report(None, digest=self.digest)
-        return Report(self.next, tuple(sorted(self.held)), self.kept is not None and self.kept == self.next - 1)
+            return Report(None, digest=self.digest, former=former)
+        kept = self.kept is not None and self.kept == self.next - 1
+        return Report(self.next, tuple(sorted(self.held)), kept, former=former)
 
     def _reconcile_if_complete(self, now: float) -> list[Effect]:
         assert self.view is not None

@@ -89,6 +89,7 @@ class Report:
     held: tuple[int, ...] = ()  # shards of that step whose sums it holds
     kept: bool = False  # it still has the reduced gradient of step next-1
     digest: str = ""  # of its initial state, where `next` is None
+    former: tuple[str, ...] = ()  # who took part once, was left out, and is not known to have ended
 
 
 @dataclass(frozen=True, slots=True)
