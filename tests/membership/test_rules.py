@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.words import View, host_of, worker_id
+from holdfast.core.words import View
 from holdfast.membership.view_rules import (
     Decision,
     LedgerState,
@@ -110,32 +110,6 @@ def test_every_shard_is_assigned_once_and_evenly(shards: int, count: int, data: 
     sizes = [len(mine) for mine in fresh.values()]
     assert max(sizes) - min(sizes) <= 1
     assert all(mine == tuple(range(mine[0], mine[-1] + 1)) for mine in fresh.values() if mine)
-
-
-# ---- several hosts
-
-
-def test_a_hosts_workers_share_one_range_of_shards() -> None:
-    able = ["w0.1@alpha", "w0.1@beta", "w1.1@beta", "w1.1@alpha"]
-    assert assign(8, able) == {
-        "w0.1@alpha": (0, 1),
-        "w1.1@alpha": (2, 3),
-        "w0.1@beta": (4, 5),
-        "w1.1@beta": (6, 7),
-    }
-
-
-@given(st.integers(1, 64), st.lists(st.sampled_from(("", "alpha", "beta", "gamma")), min_size=1, max_size=9))
-def test_ranges_of_hosts_are_contiguous_and_even(shards: int, hosts: list[str]) -> None:
-    members = [worker_id(index, 1, host) for index, host in enumerate(hosts)]
-    result = assign(shards, members)
-    sizes = [len(mine) for mine in result.values()]
-    assert max(sizes) - min(sizes) <= 1
-    for host in set(hosts):
-        theirs = sorted(shard for member in members if host_of(member) == host for shard in result[member])
-        assert theirs == list(range(theirs[0], theirs[-1] + 1)) if theirs else True
-    if not any(hosts):
-        assert list(result) == members
 
 
 def test_planned_changes_are_the_first_members_to_propose() -> None:
