@@ -341,7 +341,7 @@ def test_a_thousand_idle_strangers_keep_no_one_out_and_leave_nothing_behind(
     before = open_descriptors()
     strangers = [door.stranger() for _ in range(1000)]
     began = time.monotonic()
-    for number in range(5):
+    for number in range(1, 6):
         call(door, keys, view=number).close()
     assert time.monotonic() - began < 5.0
     door.wait(groups=5)

@@ -27,6 +27,7 @@ PURPOSES = ("group", "snapshot")
 HELLO_BYTES = 4096
 SENDER_CHARACTERS_MAX = 200
 VIEW_MAX = 1 << 62
+NO_VIEW = 0  # views are counted from 1: a greeting for this one only asks whether we can be reached
 SLOTS_MAX = 1 << 20
 SLOT_BYTES_MAX = 1 << 48
 BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)

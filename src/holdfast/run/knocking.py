@@ -1,7 +1,7 @@
 """Finding out which workers can be reached: dial them all, hang up, and put what came of it into the mailbox.
 
-A knock is a connection for the group of view 0, which never was: the other side proves itself, answers, and closes
-it. Its listener does that while its loop computes. One thread a peer, each of which ends in time.
+A knock is a connection for the group of no view: the other side proves itself, answers, and closes it. Its listener
+does that while its loop computes. One thread a peer, each of which ends in time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from holdfast.core.errors import PeerError
 from holdfast.core.words import Registration
 from holdfast.membership.messages import Knock, Knocked
 from holdfast.run.dialling import dial
-from holdfast.run.greeting import Hello
+from holdfast.run.greeting import NO_VIEW, Hello
 from holdfast.run.mailbox import Mailbox
 from holdfast.trust.keys import Keys
 
 AGAIN_S = 0.25  # after a refusal
-NO_VIEW = 0
 
 
 class Knocker:

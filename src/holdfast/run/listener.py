@@ -20,7 +20,7 @@ from contextlib import suppress
 from holdfast.core.errors import PeerError
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.groups import Connection
-from holdfast.run.greeting import BLOCKED, Greeting, Hello, send_hello
+from holdfast.run.greeting import BLOCKED, NO_VIEW, Greeting, Hello, send_hello
 from holdfast.run.sockets import prepare
 from holdfast.trust.keys import Keys
 
@@ -152,7 +152,11 @@ class Listener:
             if hello.purpose == "group":
                 local = sock.family == socket.AF_UNIX
                 send_hello(sock, Hello("group", hello.view, self._me), self._arena if local else None)
-                self._on_group(hello.view, Connection(hello.sender, sock, arena))
+                connection = Connection(hello.sender, sock, arena)
+                if hello.view == NO_VIEW:
+                    connection.close()  # a knock: it was answered here, since the loop may be busy for long
+                else:
+                    self._on_group(hello.view, connection)
                 return
         except BLOCKED as error:
             raise PeerError("the other side does not read") from error
