@@ -10,6 +10,7 @@ from pathlib import Path
 
 from holdfast.core.words import host_of
 from holdfast.launch.etcd_cluster import EtcdCluster
+from holdfast.launch.proc import process_state
 from holdfast.testing.fleet import Fleet
 from holdfast.testing.switchboard import Switchboard
 from holdfast.testing.watched import Watched, send
@@ -93,8 +94,11 @@ class Nemesis:
 
     def _kill(self) -> None:
         victim = self._victim()
+        pid = self._run.pids[victim]
         self._say(f"kill -9 {victim}")
-        send(self._run.pids[victim], signal.SIGKILL)
+        send(pid, signal.SIGKILL)
+        # A process dies a moment later; the next victim must not be the only other one that has the state.
+        self._run.wait(lambda: not process_state(pid), f"the death of {victim}")
 
     def _stop(self) -> None:
         """For longer than its lease: the others go on without it."""
