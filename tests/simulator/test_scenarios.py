@@ -6,6 +6,8 @@ import pytest
 
 from holdfast.core.words import KEY_VIEW, View, host_of
 from holdfast.testing.simulator import Schedule, World, simulate
+from holdfast.testing.simulator.network import Network
+from holdfast.testing.simulator.worker import Worker
 
 SEEDS = range(8)
 HOSTS = ("alpha", "beta", "gamma")
@@ -145,3 +147,19 @@ def test_many_faults_of_one_kind(kind: str) -> None:
     for seed in range(30):
         world = simulate(seed, hosts=3, workers=5, steps=25, faults=8, fault=kind)
         assert world.done and world.steps_committed == 25
+
+
+def test_a_greeting_that_failed_does_not_leave_the_other_side_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was never connected sees no connection close: only the roll says that the view was given up."""
+    dial = Network._dial
+
+    def fails_once(self: Network, worker: Worker, peer: str, number: int, deadline: float) -> None:
+        if number == 1:
+            self._refuse(worker, peer, number, "the connection broke at the greeting")
+        else:
+            dial(self, worker, peer, number, deadline)
+
+    monkeypatch.setattr(Network, "_dial", fails_once)
+    world = simulate(3, workers=2, hosts=2, spares=0, faults=0, steps=4)
+    assert world.done and world.views[2].reason == "a connection broke"
+    assert world.views[1].members == world.views[2].members

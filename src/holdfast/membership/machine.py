@@ -341,10 +341,8 @@ class Machine(Stepping):
         assert self._since is not None
         effects: list[Effect] = []
         if self._has_found_out():
-            mine, others = self._my_roll(view), self._rolls(view)
-            told = others.pop(self.me, None)
-            if mine.missed or told is not None or any(roll.missed for roll in others.values()):
-                effects += self._publish(mine, now)
+            # Even if all have answered: one that I never got connected to would wait in this view for ever.
+            effects += self._publish(self._my_roll(view), now)
             every_s = self.timing.knock_again_s
         else:
             every_s = 0.0
