@@ -71,7 +71,11 @@ def hung_up(sock: socket.socket, within_s: float = WAIT_S) -> bool:
 # -- before the proof
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\nHost: ledger\r\n\r\n\r\n\r\n", bytes(40), os.urandom(4096)])
+@pytest.mark.parametrize(
+    "data",
+    [b"GET / HTTP/1.1\r\nHost: ledger\r\n\r\n\r\n\r\n", bytes(40), os.urandom(4096)],
+    ids=["http", "zeros", "random"],
+)
 def test_garbage_is_hung_up_on(stranger: socket.socket, data: bytes) -> None:
     stranger.sendall(data)
     assert hung_up(stranger)

@@ -179,7 +179,11 @@ def test_what_follows_bulk_data_is_read_as_frames_again() -> None:
     two.close()
 
 
-@pytest.mark.parametrize("garbage", [b"\xff" * 64, b"\x05\x00\x00\x00hello", b"\x02\x00\x00\x00{}", os.urandom(200)])
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\xff" * 64, b"\x05\x00\x00\x00hello", b"\x02\x00\x00\x00{}", os.urandom(200)],
+    ids=["ones", "words", "json", "random"],
+)
 def test_garbage_costs_its_connection_and_nothing_else(garbage: bytes) -> None:
     one, two, three = groups(one_host(3), socket.socketpair)
     two.connections["w0.1"].sock.sendall(garbage)
