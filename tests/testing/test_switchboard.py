@@ -92,6 +92,7 @@ def test_an_isolated_and_an_unplugged_host(board: Switchboard) -> None:
 
 def test_one_way(board: Switchboard) -> None:
     """What b sends still arrives at a, so the kernel of a answers: only the way back is closed."""
+    assert answers(board, "b", "a") == "y"  # and now b knows where a is: it could not ask any more
     board.cut_one_way("a", "b")
     assert answers(board, "a", "b") == "n"
     assert answers(board, "b", "a") == "n"
