@@ -14,6 +14,7 @@ from holdfast.launch import presence
 from holdfast.launch.presence import HostPresence, check_keys, other_hosts
 from holdfast.launch.proc import process_started
 from holdfast.ledger.memory import MemoryLedger
+from holdfast.ledger.port import Entry
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_keys_that_are_not_the_runs(ledger: MemoryLedger) -> None:
 
 def test_a_ledger_that_does_not_answer() -> None:
     class Silent(MemoryLedger):
-        def compare_and_set(self, key: str, value: bytes, *, expected: int, lease: int = 0) -> int | None:
+        def get(self, key: str) -> Entry | None:
             raise LedgerUnavailable("no member answers")
 
     with pytest.raises(ConfigError, match="etcd://a does not answer: no member answers"):

@@ -101,9 +101,10 @@ def check_keys(ledger: Ledger, fingerprint: str, run: str, url: str) -> None:
     """Every host of a run needs the same keys: say so here, before its workers are refused one by one."""
     mine = encode_json({"fingerprint": fingerprint})
     try:
-        if ledger.compare_and_set(KEY_KEYS, mine, expected=0) is not None:
-            return
         entry = ledger.get(KEY_KEYS)
+        if entry is None:
+            ledger.compare_and_set(KEY_KEYS, mine, expected=0)
+            entry = ledger.get(KEY_KEYS)
     except LedgerUnavailable as error:
         raise ConfigError(
             f"the ledger at {url} does not answer: {error.message}",
