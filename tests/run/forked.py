@@ -27,6 +27,7 @@ from holdfast.launch.processes import fence
 from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer
 from holdfast.trust.keys import load_keys
 
+READY = "ready"
 DEADLINE_S = 60.0
 
 
@@ -81,6 +82,7 @@ def forked(
         server.start()
         ledger = EmbeddedLedger(run_dir / LEDGER_SOCKET, secret)
         ledger.put(KEY_SIZE, encode_json({"workers": size or len(bodies)}))
+        (run_dir / READY).touch()
         return _gather(children, ledger, deadline_s)
     finally:
         for child in children:
@@ -132,6 +134,8 @@ def _be_worker(body: Callable[[], Any], place: WorkerEnvironment, writing: int) 
     code = 1
     try:
         os.environ.update(place.to_variables())
+        while not (place.run_dir / READY).exists():  # an agent, too, says how large the run is before it starts anyone
+            time.sleep(0.002)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout's
         signal.setitimer(signal.ITIMER_REAL, 0)
         answer: dict[str, Any]
