@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import socket
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from itertools import combinations
@@ -38,6 +36,7 @@ from holdfast.reduce.layout import Layout
 from holdfast.reduce.network import Network
 from holdfast.reduce.reduction import SMALL_BYTES, Brought, bring
 from holdfast.reduce.sums import Sums
+from transport import together
 
 SYSTEMS = ("gloo", "network", "hosts")
 REPEATS = 9
@@ -133,20 +132,7 @@ def measure(hosts: int, workers: int, elements: int) -> dict[str, tuple[float, i
         for key, sock in (((a, b), left), ((b, a), right)):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             pairs[key] = Counted(fileno=sock.detach())
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as directory:
-        rendezvous = f"file://{Path(directory) / 'store'}"
-        ends, processes = [], []
-        for member in members:
-            mine, theirs = context.Pipe(duplex=False)
-            arguments = (Worker(member, members, pairs), elements, arenas, rendezvous, theirs)
-            processes.append(context.Process(target=work, args=arguments))
-            ends.append(mine)
-        for process in processes:
-            process.start()
-        results = [end.recv() for end in ends]
-        for process in processes:
-            process.join(30)
+    results = together(work, [(Worker(member, members, pairs), elements, arenas) for member in members])
     for sock in pairs.values():
         sock.close()
     for arena in arenas.values():

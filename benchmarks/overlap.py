@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +29,7 @@ import torch.distributed as dist
 
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.layout import Layout
-from transport import Worker, connect
+from transport import Worker, connect, together
 from workloads import WORKLOADS, Workload
 
 PATHS = ("shared_memory", "network")
@@ -88,21 +86,7 @@ def measure(count: int, workload: Workload, shard: int) -> dict[str, float]:
     layout = Layout([torch.empty(workload.parameters, device="meta")])
     arenas = [Arena.create(count, layout.slot_bytes) for _ in range(count)]
     pairs = connect(count)
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as directory:
-        rendezvous = f"file://{Path(directory) / 'store'}"
-        ends, processes = [], []
-        for rank in range(count):
-            mine, theirs = context.Pipe(duplex=False)
-            worker = Worker(rank, count, pairs, arenas)
-            arguments = (rank, worker, workload, shard, rendezvous, theirs)
-            processes.append(context.Process(target=work, args=arguments))
-            ends.append(mine)
-        for process in processes:
-            process.start()
-        results = [end.recv() for end in ends]
-        for process in processes:
-            process.join(30)
+    results = together(work, [(rank, Worker(rank, count, pairs, arenas), workload, shard) for rank in range(count)])
     for sock in pairs.values():
         sock.close()
     return {

@@ -19,9 +19,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -110,25 +111,30 @@ def connect(count: int) -> dict[tuple[int, int], socket.socket]:
     return pairs
 
 
-def measure(count: int, elements: int) -> dict[str, float]:
-    """Median seconds by system, each repeat taken at its slowest worker."""
-    layout = Layout([torch.empty(elements, device="meta")])
-    arenas = [Arena.create(count, layout.slot_bytes) for _ in range(count)]
-    pairs = connect(count)
+def together(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Run `work(*arguments, rendezvous, pipe)` in a process for each; what each sent into its pipe."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as directory:
         rendezvous = f"file://{Path(directory) / 'store'}"
         ends, processes = [], []
-        for rank in range(count):
+        for one in arguments:
             mine, theirs = context.Pipe(duplex=False)
-            worker = Worker(rank, count, pairs, arenas)
-            processes.append(context.Process(target=work, args=(rank, worker, elements, rendezvous, theirs)))
+            processes.append(context.Process(target=work, args=(*one, rendezvous, theirs)))
             ends.append(mine)
         for process in processes:
             process.start()
         results = [end.recv() for end in ends]
         for process in processes:
             process.join(30)
+    return results
+
+
+def measure(count: int, elements: int) -> dict[str, float]:
+    """Median seconds by system, each repeat taken at its slowest worker."""
+    layout = Layout([torch.empty(elements, device="meta")])
+    arenas = [Arena.create(count, layout.slot_bytes) for _ in range(count)]
+    pairs = connect(count)
+    results = together(work, [(rank, Worker(rank, count, pairs, arenas), elements) for rank in range(count)])
     for sock in pairs.values():
         sock.close()
     return {

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import LedgerUnavailable
-from holdfast.core.words import KEY_VIEW, KEY_WORKERS, Registration, View
+from holdfast.core.words import KEY_ROLLS, KEY_VIEW, KEY_WORKERS, Registration, View
 from holdfast.events import EventLog, read_events
 from holdfast.ledger.memory import MemoryLedger
-from holdfast.membership.reach import KEY_ROLLS, Roll
+from holdfast.membership.reach import Roll
 from holdfast.run.ledger_feed import LedgerFeed, LedgerNews
 from holdfast.run.mailbox import Mailbox
 

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from holdfast.core.config import RunConfig
 from holdfast.core.errors import HoldfastError, PeerError
 from holdfast.core.words import (
+    KEY_ROLLS,
     KEY_SIZE,
     KEY_STOP,
     KEY_VIEW,
@@ -41,7 +42,7 @@ from holdfast.ledger.port import Change, Entry
 from holdfast.ledger.wire import Request as LedgerRequest
 from holdfast.membership import codec
 from holdfast.membership.messages import Done, Ready, Result
-from holdfast.membership.reach import KEY_ROLLS, Roll
+from holdfast.membership.reach import Roll
 from holdfast.membership.view_rules import Report
 from holdfast.reduce.groups import Connection, Gone, Group, Said
 from holdfast.reduce.reduction import Brought

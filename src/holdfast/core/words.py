@@ -17,6 +17,7 @@ KEY_SIZE = "size/"  # + host: {"workers": N}, how many workers this host should 
 KEY_HOSTS = "host/"  # + host: its agent, under the agent's lease
 KEY_VIEW = "view"  # the current view
 KEY_WORKERS = "worker/"  # + id: a registration, under the worker's lease
+KEY_ROLLS = "roll/"  # + id: whom this worker could reach when its view had broken, under its lease
 KEY_DEAD = "dead/"  # + id: the agent saw this worker's process end
 KEY_STOP = "stop"  # {"reason": ...}: finish the step and leave in order
 KEY_DONE = "done"  # {"step": N, "digest": ...}: the run is finished

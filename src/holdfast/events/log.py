@@ -82,10 +82,6 @@ class EventReader:
         events.sort(key=lambda event: event["t"])
         return events
 
-    def skip_to_end(self) -> None:
-        for path in self._directory.glob("*.jsonl"):
-            self._offsets[path] = path.stat().st_size
-
     def _read(self, path: Path) -> Iterator[dict[str, Any]]:
         offset = self._offsets.get(path, 0)
         try:

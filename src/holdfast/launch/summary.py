@@ -27,7 +27,6 @@ class RunRecord:
     samples_per_s: float = 0.0
     view: int = 0
     members: tuple[str, ...] = ()
-    view_reason: str = ""
     failures: int = 0
     evictions: int = 0
     recoveries_s: list[float] = field(default_factory=list)
@@ -92,7 +91,6 @@ class RunRecord:
         if number > self.view:
             self.view = number
             self.members = tuple(map(str, event.get("members", ())))
-            self.view_reason = str(event.get("reason", ""))
         if event["who"] in event.get("members", ()):
             self._move(event["who"], "member")
 

@@ -15,7 +15,6 @@ from itertools import combinations
 from holdfast.core.errors import ProtocolError
 from holdfast.core.words import decode_json, encode_json, host_of
 
-KEY_ROLLS = "roll/"  # + id: what this worker found when it knocked, under its lease
 PEERS_MAX = 4096
 
 Pair = tuple[str, str]  # in rank order: the second dials the first

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from holdfast.core.errors import PeerError, ProtocolError
 from holdfast.core.words import Registration
@@ -30,8 +32,7 @@ def dial(registration: Registration, host: str, keys: Keys, hello: Hello, *, are
     deadline = time.monotonic() + CONNECT_S
     address = address_from(host, registration)
     sock = _dial(address, keys, deadline)
-    reader = HelloReader(sock)
-    try:
+    with _closed_on_failure(sock), closing(HelloReader(sock)) as reader:
         send_hello(sock, hello, arena if address.startswith("unix:") else None)
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
         answer, their_arena = reader.read()
@@ -39,27 +40,13 @@ def dial(registration: Registration, host: str, keys: Keys, hello: Hello, *, are
             raise ProtocolError("the other side answered for another view")
         sock.settimeout(None)
         return Connection(answer.sender, sock, their_arena)
-    except OSError as error:
-        sock.close()
-        raise PeerError(f"the connection broke at the greeting: {error}") from error
-    except BaseException:
-        sock.close()
-        raise
-    finally:
-        reader.close()
 
 
 def dial_snapshot(registration: Registration, host: str, keys: Keys, view: int, me: str) -> socket.socket:
     """Connect to a worker to fetch its snapshot of this view."""
     sock = _dial(address_from(host, registration), keys, time.monotonic() + CONNECT_S)
-    try:
+    with _closed_on_failure(sock):
         send_hello(sock, Hello("snapshot", view, me), None)
-    except OSError as error:
-        sock.close()
-        raise PeerError(f"the connection broke at the greeting: {error}") from error
-    except BaseException:
-        sock.close()
-        raise
     return sock
 
 
@@ -69,13 +56,22 @@ def _dial(address: str, keys: Keys, deadline: float) -> socket.socket:
         sock = connect(address, CONNECT_S)
     except OSError as error:
         raise PeerError(f"cannot connect: {error}") from error
-    try:
+    with _closed_on_failure(sock):
         prepare(sock)
         context = None if sock.family == socket.AF_UNIX else keys.client_context()
         if context is not None:
             sock.settimeout(max(deadline - time.monotonic(), 0.001))
-            sock = context.wrap_socket(sock)
+            sock = context.wrap_socket(sock)  # which closes the connection itself if it fails
+    with _closed_on_failure(sock):
         client_handshake(sock, keys.secret, deadline, purpose=PURPOSE)
+    return sock
+
+
+@contextmanager
+def _closed_on_failure(sock: socket.socket) -> Iterator[None]:
+    """Whatever goes wrong at the greeting: the connection is closed, and it is the peer's error."""
+    try:
+        yield
     except ssl.SSLCertVerificationError as error:
         sock.close()
         raise ProtocolError(f"the other side's certificate is not of this run: {error.verify_message}") from error
@@ -85,4 +81,3 @@ def _dial(address: str, keys: Keys, deadline: float) -> socket.socket:
     except BaseException:
         sock.close()
         raise
-    return sock

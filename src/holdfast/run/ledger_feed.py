@@ -21,6 +21,7 @@ from holdfast.core.errors import LeaseGone, LedgerError, LedgerUnavailable, Prot
 from holdfast.core.words import (
     KEY_DEAD,
     KEY_DONE,
+    KEY_ROLLS,
     KEY_SIZE,
     KEY_STOP,
     KEY_VIEW,
@@ -32,7 +33,7 @@ from holdfast.core.words import (
 )
 from holdfast.events import EventLog
 from holdfast.ledger.port import Change, Entry, Ledger, Watch
-from holdfast.membership.reach import KEY_ROLLS, Roll
+from holdfast.membership.reach import Roll
 from holdfast.membership.view_rules import LedgerState, Registered
 from holdfast.run.mailbox import Mailbox
 

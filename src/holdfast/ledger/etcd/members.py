@@ -28,7 +28,6 @@ class MemberStatus:
     serves: bool = False
     leads: bool = False
     revision: int = 0
-    term: int = 0
     db_bytes: int = 0
     version: str = ""
     read_s: float | None = None  # the quickest of a few linearizable reads
@@ -75,7 +74,6 @@ def _ask(endpoints: Endpoints, endpoint: Endpoint) -> MemberStatus:
             member_id=status.header.member_id,
             leads=status.leader == status.header.member_id,
             revision=status.header.revision,
-            term=status.raftTerm,
             db_bytes=status.dbSize,
             version=status.version,
             trouble="; ".join(status.errors),

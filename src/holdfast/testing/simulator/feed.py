@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.words import KEY_DEAD, KEY_DONE, KEY_SIZE, KEY_VIEW, KEY_WORKERS, View
+from holdfast.core.words import KEY_DEAD, KEY_DONE, KEY_ROLLS, KEY_SIZE, KEY_VIEW, KEY_WORKERS, View
 from holdfast.membership import messages as m
-from holdfast.membership.reach import KEY_ROLLS, Roll
+from holdfast.membership.reach import Roll
 from holdfast.membership.view_rules import LedgerState, Registered
 from holdfast.testing.simulator.ledger import LEASE_S, Entry
 
