@@ -66,18 +66,23 @@ def answers(board: Switchboard, asker: str, asked: str, *, tries: int = 1, six: 
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def reaches(board: Switchboard, asker: str, asked: str, *, six: bool = False) -> bool:
+    """Asks for some seconds: a kernel that looked for a host in vain asks again where it is only once a second."""
+    return any(answers(board, asker, asked, six=six) == "y" for _ in range(40))
+
+
 def test_hosts_reach_each_other_by_both_protocols(board: Switchboard) -> None:
-    assert answers(board, "a", "b") == "y"
-    assert answers(board, "c", "a", six=True) == "y"
+    assert reaches(board, "a", "b")
+    assert reaches(board, "c", "a", six=True)
 
 
 def test_a_cut_is_between_its_sides_only(board: Switchboard) -> None:
     board.cut("a", ["b", "c"])
     assert answers(board, "a", "b") == "n"
     assert answers(board, "c", "a", six=True) == "n"
-    assert answers(board, "b", "c") == "y"
+    assert reaches(board, "b", "c")
     board.heal()
-    assert answers(board, "a", "b") == "y"
+    assert reaches(board, "a", "b")
 
 
 def test_an_isolated_and_an_unplugged_host(board: Switchboard) -> None:
@@ -87,16 +92,16 @@ def test_an_isolated_and_an_unplugged_host(board: Switchboard) -> None:
     board.unplug("b")
     assert answers(board, "a", "b") == "n"
     board.plug("b")
-    assert "y" in answers(board, "a", "b", tries=10)
+    assert reaches(board, "a", "b")
 
 
 def test_one_way(board: Switchboard) -> None:
     """What b sends still arrives at a, so the kernel of a answers: only the way back is closed."""
-    assert answers(board, "b", "a") == "y"  # and now b knows where a is: it could not ask any more
+    _introduce(board, "a", "b")  # b could not ask any more where a is
     board.cut_one_way("a", "b")
     assert answers(board, "a", "b") == "n"
     assert answers(board, "b", "a") == "n"
-    assert answers(board, "a", "c") == "y"
+    assert reaches(board, "a", "c")
     seen = _packets_received(board, "a")
     answers(board, "b", "a")
     assert _packets_received(board, "a") > seen
@@ -110,9 +115,17 @@ def test_loss(board: Switchboard) -> None:
 
 def test_a_slow_link(board: Switchboard) -> None:
     board.slow("b", "8mbit")
-    assert answers(board, "a", "b") == "y"
+    assert reaches(board, "a", "b")
     board.slow("b", "")
-    assert answers(board, "a", "b") == "y"
+    assert reaches(board, "a", "b")
+
+
+def _introduce(board: Switchboard, host: str, to: str) -> None:
+    """Tell the kernel of `to` for good which interface `host` has."""
+    shown = subprocess.run([*board.command(host), "ip", "-o", "link", "show", "eth0"], capture_output=True, check=True)
+    interface = shown.stdout.decode().split("link/ether ")[1].split()[0]
+    neighbour = [board.address(host), "lladdr", interface, "dev", "eth0", "nud", "permanent"]
+    subprocess.run([*board.command(to), "ip", "neigh", "replace", *neighbour], check=True)
 
 
 def _packets_received(board: Switchboard, host: str) -> int:
