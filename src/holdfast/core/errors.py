@@ -10,6 +10,9 @@ HoldfastError
 │   ├── LeaseGone         the lease ran out or was revoked
 │   └── WatchGap          changes since that revision are no longer kept; read again
 ├── StorageError          a disk or an object store
+│   ├── StorageUnavailable it did not do it now: no answer, overloaded, full. Trying again may help
+│   ├── StorageRefused    it said no: credentials, no such bucket, read-only. Somebody must act
+│   ├── NotStored         there is nothing under that name
 │   └── IntegrityError    bytes are not those that were written
 ├── NumericsError         arithmetic that would not give the same bits here
 └── DivergedError         the training itself: a metric is not finite any more
@@ -71,6 +74,18 @@ class WatchGap(LedgerError):
 
 class StorageError(HoldfastError):
     """A disk or an object store failed."""
+
+
+class StorageUnavailable(StorageError):
+    """No answer, overloaded, or full: trying again later may help."""
+
+
+class StorageRefused(StorageError):
+    """It answered, and the answer was no: credentials, a bucket that is not there, a read-only directory."""
+
+
+class NotStored(StorageError):
+    """There is nothing under that name."""
 
 
 class IntegrityError(StorageError):

@@ -1,0 +1,1 @@
+"""Where checkpoints live: a local directory, an object store, HDFS. All behind one port, with one contract suite."""
