@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ETCD := $(VENV)/.etcd
 NETWORK := $(VENV)/.network
+HADOOP := $(VENV)/.hadoop
 # Real workers share the cores with the tests around them: more than two at a time only slows all down.
 JOBS ?= 2
 
 .PHONY: install demo test lint format bench soak clean
 
-install: $(STAMP) $(ETCD) $(NETWORK)
+install: $(STAMP) $(ETCD) $(NETWORK) $(HADOOP)
 
 # torch comes first and exactly: a range would bring a build of several gigabytes.
 $(STAMP): pyproject.toml
@@ -29,6 +30,11 @@ $(ETCD): scripts/install_etcd.sh $(STAMP)
 # For hosts in network namespaces. Never fails either.
 $(NETWORK): scripts/install_network_tools.sh $(STAMP)
 	scripts/install_network_tools.sh
+	touch $@
+
+# For checkpoints on HDFS. Never fails either; fetches 220 MB once.
+$(HADOOP): scripts/install_hadoop.sh $(STAMP)
+	scripts/install_hadoop.sh
 	touch $@
 
 demo: install
