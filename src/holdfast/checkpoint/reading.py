@@ -1,0 +1,295 @@
+"""Reading checkpoints: what there is, whether it is what was written, and the newest that is.
+
+Every byte that is returned was checked against its digest, and every part against the file name that the manifest
+has for it. Parts are read by several threads, each of which checks what it has read while the others read on.
+Bytes go straight to where the tensors are: a part that ends a large tensor follows its other parts in memory.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from holdfast.checkpoint.manifest import (
+    MANIFEST,
+    MANIFEST_BYTES_MAX,
+    Manifest,
+    decode,
+    directory_of,
+    manifest_name,
+    step_of,
+)
+from holdfast.checkpoint.parts import Part, damages, flat_bytes, number_of, read_digests, view_of
+from holdfast.checkpoint.storage.port import Storage, Stored
+from holdfast.checkpoint.writing import Progress, image_buffer
+from holdfast.core.errors import IntegrityError, NotStored, ProtocolError
+from holdfast.state.layout import TensorSpec
+from holdfast.state.snapshot import Snapshot
+
+Place: TypeAlias = Callable[[bytes, Sequence[TensorSpec]], Sequence[torch.Tensor]]  # (tree, specs): where tensors go
+READERS_MIN = 3  # so that one reads while another checks, and the disk has the next request before it needs it
+READERS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    step: int
+    committed: bool
+    bytes: int
+    parts: int
+
+
+def list_checkpoints(storage: Storage) -> list[Listed]:
+    """Newest first, committed or not."""
+    found: dict[int, list[Stored]] = {}
+    for entry in storage.list("checkpoint-"):
+        step = step_of(entry.name)
+        if step is not None:
+            found.setdefault(step, []).append(entry)
+    listed = []
+    for step in sorted(found, reverse=True):
+        prefix = f"{directory_of(step)}/"
+        names = [entry.name.removeprefix(prefix) for entry in found[step]]
+        parts = sum(number_of(name) is not None for name in names)
+        listed.append(Listed(step, MANIFEST in names, sum(entry.size for entry in found[step]), parts))
+    return listed
+
+
+def read_manifest(storage: Storage, step: int) -> Manifest:
+    """NotStored if that step was not committed; IntegrityError if its manifest is not what was written."""
+    name = manifest_name(step)
+    data = storage.read(name, MANIFEST_BYTES_MAX)
+    try:
+        manifest = decode(data)
+    except (IntegrityError, ProtocolError) as error:
+        raise IntegrityError(f"{name}: {error.message}") from error
+    if manifest.step != step:
+        raise IntegrityError(f"{name}: it is the manifest of step {manifest.step}")
+    return manifest
+
+
+def read_tensors(
+    storage: Storage, manifest: Manifest, *, place: Place | None = None, progress: Progress | None = None
+) -> list[torch.Tensor]:
+    """All tensors, digests checked; IntegrityError (or NotStored) that names the first damage found.
+
+    With `place`, they are put where it says, which takes memory for a few parts at a time beside that; what is there
+    is undefined if this raises. Otherwise they are views of the memory that the parts were read to.
+    """
+    for sentence in _absent(storage, manifest).values():
+        raise IntegrityError(sentence)
+    if place is None:
+        arena = _Arena(manifest)
+        _for_each_part(storage, manifest, progress, arena.read)
+        return arena.tensors()
+    targets = list(place(manifest.tree, manifest.specs))
+    flat = [flat_bytes(tensor, spec) for tensor, spec in zip(targets, manifest.specs, strict=True)]
+    scratch = _Scratch(manifest)
+
+    def read(storage: Storage, part: Part, stored: Stored) -> None:
+        with scratch.image() as image:
+            for sentence in _read_whole(storage, manifest, part, stored, image):
+                raise IntegrityError(sentence)
+            for piece in part.pieces:
+                source = image[piece.offset : piece.offset + piece.stop - piece.start]
+                flat[piece.tensor][piece.start : piece.stop].copy_(source)
+
+    _for_each_part(storage, manifest, progress, read)
+    return targets
+
+
+def read_snapshot(
+    storage: Storage, step: int, *, place: Place | None = None, progress: Progress | None = None
+) -> tuple[Manifest, Snapshot]:
+    manifest = read_manifest(storage, step)
+    tensors = read_tensors(storage, manifest, place=place, progress=progress)
+    return manifest, Snapshot(manifest.step, manifest.tree, tuple(tensors))
+
+
+def newest_valid(
+    storage: Storage,
+    *,
+    warn: Callable[[str], None],
+    place: Place | None = None,
+    progress: Progress | None = None,
+) -> tuple[Manifest, Snapshot] | None:
+    """The newest checkpoint that verifies. What does not is named through `warn`, and the next older one is tried.
+
+    None if nothing was ever committed; IntegrityError if something was, and none of it verifies.
+    """
+    steps = [listed.step for listed in list_checkpoints(storage) if listed.committed]
+    for step in steps:
+        try:
+            return read_snapshot(storage, step, place=place, progress=progress)
+        except (IntegrityError, ProtocolError, NotStored) as error:
+            warn(f"the checkpoint of step {step} cannot be used: {error.message}")
+    if steps:
+        raise IntegrityError(
+            f"none of the {len(steps)} checkpoints in {storage.uri} is what was written",
+            hint="`holdfast checkpoint verify --all URI` names everything that is damaged",
+        )
+    return None
+
+
+def verify(storage: Storage, step: int, progress: Progress | None = None) -> list[str]:
+    """A sentence for everything that is not as it was written; empty if all is. Does not stop at the first."""
+    try:
+        manifest = read_manifest(storage, step)
+    except (IntegrityError, ProtocolError, NotStored) as error:
+        return [error.message]
+    absent = _absent(storage, manifest)
+    found = list(absent.values())
+    scratch = _Scratch(manifest)
+    lock = threading.Lock()
+
+    def read(storage: Storage, part: Part, stored: Stored) -> None:
+        if stored.name in absent:
+            return
+        try:
+            with scratch.image() as image:
+                sentences = list(_read_whole(storage, manifest, part, stored, image))
+        except (IntegrityError, NotStored) as error:
+            sentences = [error.message]
+        with lock:
+            found.extend(sentences)
+
+    _for_each_part(storage, manifest, progress, read)
+    return sorted(found)
+
+
+def _absent(storage: Storage, manifest: Manifest) -> dict[str, str]:
+    """What a listing already shows: a sentence for each such part. Nothing is allocated for what is not there."""
+    sizes = {entry.name: entry.size for entry in storage.list(f"{directory_of(manifest.step)}/")}
+    sentences = {}
+    for stored in manifest.parts:
+        path = manifest.path(stored)
+        if path not in sizes:
+            sentences[stored.name] = f"{path}: it is missing"
+        elif sizes[path] != stored.size:
+            sentences[stored.name] = f"{path}: it has {sizes[path]} bytes instead of {stored.size}"
+    return sentences
+
+
+_ReadPart: TypeAlias = Callable[[Storage, Part, Stored], None]
+
+
+def _readers(storage: Storage, parts: int) -> int:
+    return min(max(storage.writers, READERS_MIN), READERS_MAX, parts)
+
+
+def _for_each_part(storage: Storage, manifest: Manifest, progress: Progress | None, read: _ReadPart) -> None:
+    done = 0
+    with ThreadPoolExecutor(_readers(storage, len(manifest.parts)), thread_name_prefix="holdfast-read") as pool:
+        futures = {
+            pool.submit(read, storage, part, stored): stored.size
+            for part, stored in zip(manifest.layout, manifest.parts, strict=True)
+        }
+        try:
+            for future in as_completed(futures):
+                future.result()
+                done += futures[future]
+                if progress:
+                    progress(done, manifest.nbytes)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _read_whole(storage: Storage, manifest: Manifest, part: Part, stored: Stored, image: torch.Tensor) -> Iterator[str]:
+    """Reads a part's file to an image; yields what is damaged in it."""
+    view = view_of(image)[: part.size]
+    name = manifest.path(stored)
+    storage.read_into(name, view)
+    yield from _named(name, lambda: _check(part, stored, view[: part.data_start], view[part.data_start :]))
+
+
+def _check(part: Part, stored: Stored, header: memoryview, data: memoryview) -> list[str]:
+    return list(damages(part, stored.name, read_digests(part, stored.name, header), data))
+
+
+def _named(path: str, check: Callable[[], list[str]]) -> list[str]:
+    """Sentences that begin with the whole path instead of the file's name."""
+    try:
+        sentences = check()
+    except IntegrityError as error:
+        sentences = [error.message]
+    return [path.rpartition("/")[0] + "/" + sentence for sentence in sentences]
+
+
+class _Scratch:
+    """Images for a few parts at a time, made when they are first needed and used again."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._size = max(part.size for part in manifest.layout)
+        self._free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+
+    @contextmanager
+    def image(self) -> Iterator[torch.Tensor]:
+        try:
+            image = self._free.get_nowait()
+        except queue.Empty:
+            image = image_buffer(self._size)
+        try:
+            yield image
+        finally:
+            self._free.put(image)
+
+
+class _Arena:
+    """Memory that parts are read to and tensors are then views of. A part that continues a tensor follows the last."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._blocks: list[torch.Tensor] = []
+        self._places: list[tuple[int, int]] = []  # of each part's data: block, offset
+        sizes: list[int] = []
+        for part in manifest.layout:
+            if part.pieces and part.pieces[0].start:
+                # The parts before it have nothing but whole pieces of the same tensor: their ends are page-aligned.
+                self._places.append((len(sizes) - 1, sizes[-1]))
+                sizes[-1] += part.size - part.data_start
+            else:
+                self._places.append((len(sizes), part.data_start))
+                sizes.append(part.size)
+        self._blocks = [image_buffer(size) for size in sizes]
+
+    def read(self, storage: Storage, part: Part, stored: Stored) -> None:
+        name = self._manifest.path(stored)
+        index, offset = self._places[part.number]
+        memory = view_of(self._blocks[index])
+        data = memory[offset : offset + part.size - part.data_start]
+        if part.pieces and part.pieces[0].start:
+            header = view_of(image_buffer(part.data_start))
+            storage.read_into(name, header)
+            storage.read_into(name, data, part.data_start)
+        else:
+            header = memory[: part.data_start]
+            storage.read_into(name, memory[: part.size])
+        for sentence in _named(name, lambda: _check(part, stored, header, data)):
+            raise IntegrityError(sentence)
+
+    def tensors(self) -> list[torch.Tensor]:
+        tensors = []
+        for part in self._manifest.layout:
+            index, offset = self._places[part.number]
+            for piece in part.pieces:
+                if piece.start == 0:
+                    spec = self._manifest.specs[piece.tensor]
+                    place = offset + piece.offset - part.data_start
+                    tensors.append(_shaped(self._blocks[index][place : place + spec.nbytes], spec))
+        return tensors
+
+
+def _shaped(memory: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    order = spec.order or tuple(range(len(spec.shape)))
+    if not spec.nbytes:
+        return torch.empty(spec.shape, dtype=spec.dtype)
+    inverse = [order.index(d) for d in range(len(order))]
+    return memory.view(spec.dtype).view([spec.shape[d] for d in order]).permute(inverse)
