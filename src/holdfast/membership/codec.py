@@ -30,12 +30,16 @@ def encode(message: Message, note: Any = None) -> bytes:
         fields = {"t": "ready", "s": message.step, "v": message.shards, "n": note}
         if message.change or message.leaving or message.stop:
             fields |= {"c": message.change, "l": message.leaving, "x": message.stop}
+        if message.save or message.saving:
+            fields["w"] = message.save + 2 * message.saving
     elif isinstance(message, Result):
         fields = {"t": "result", "s": message.step, "n": note}
     else:
         fields = {"t": "report", "s": message.next, "v": message.held, "k": message.kept, "d": message.digest}
         if message.former:
             fields["f"] = message.former
+        if message.searched:
+            fields["o"] = True
     body = _dumps(fields).encode()
     return LENGTH.pack(len(body)) + body
 
@@ -53,13 +57,17 @@ def decode(body: bytes | bytearray | memoryview) -> tuple[Message, Any]:
         return Done(_step(fields)), None
     if kind == "ready":
         flags = bool(fields.get("c", False)), bool(fields.get("l", False)), str(fields.get("x", ""))
-        return Ready(_step(fields), _shards(fields), *flags), fields.get("n")
+        saving = fields.get("w", 0)
+        if type(saving) is not int or not 0 <= saving <= 3:
+            raise ProtocolError(f"a peer sent {str(saving)[:40]!r} for whether it saves")
+        return Ready(_step(fields), _shards(fields), *flags, bool(saving & 1), bool(saving & 2)), fields.get("n")
     if kind == "result":
         return Result(_step(fields)), fields.get("n")
     if kind == "report":
         position = None if fields.get("s") is None else _step(fields)
         former = _names(fields.get("f", []))
-        return Report(position, _shards(fields), bool(fields.get("k")), str(fields.get("d", "")), former), None
+        kept, searched = bool(fields.get("k")), bool(fields.get("o"))
+        return Report(position, _shards(fields), kept, str(fields.get("d", "")), former, searched), None
     raise ProtocolError(f"a peer sent a message of unknown kind {str(kind)[:40]!r}")
 
 

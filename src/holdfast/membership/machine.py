@@ -38,6 +38,7 @@ from holdfast.membership.messages import (
     Reduced,
     ReductionFailed,
     Register,
+    Restored,
     Tick,
 )
 from holdfast.membership.phases import PEER_PHASES, STEP_PHASES, TRANSITIONS, Phase
@@ -53,9 +54,16 @@ class Machine(Stepping):
     """One worker. `handle` takes an event and returns the effects to perform, in order."""
 
     def __init__(
-        self, me: str, *, shards: int, digest: str = "", two_rounds: bool = True, timing: Timing | None = None
+        self,
+        me: str,
+        *,
+        shards: int,
+        digest: str = "",
+        two_rounds: bool = True,
+        checkpoints: bool = False,
+        timing: Timing | None = None,
     ) -> None:
-        super().__init__(me, shards=shards, digest=digest, two_rounds=two_rounds)
+        super().__init__(me, shards=shards, digest=digest, two_rounds=two_rounds, checkpoints=checkpoints)
         self.timing = timing or Timing()
         self._knocking = Knocking(self.timing)
         self._resting = Resting(self.timing)
@@ -77,6 +85,7 @@ class Machine(Stepping):
             ReductionFailed: self._reduction_failed,
             Applied: self._applied,
             Loaded: self._loaded,
+            Restored: self._restored,
             Knocked: self._knocked,
             LeaveAsked: self._leave_asked,
             Tick: self._tick,
@@ -110,7 +119,9 @@ class Machine(Stepping):
         self.leave_asked = True
         if self.phase in (Phase.WAITING, Phase.BROKEN, Phase.FORMING, Phase.LOADING):
             dropped: list[Effect] = [Drop(self.view.number, "leaving")] if self.view else []
-            return [*dropped, Deregister(), self._end("left", "asked to leave")]
+            # The others may be leaving too, and who leaves last is not known here.
+            save = self.checkpoints and self.next is not None
+            return [*dropped, Deregister(), self._end("left", "asked to leave", save=save)]
         return []
 
     def _consider(self, now: float) -> list[Effect]:
@@ -267,7 +278,7 @@ class Machine(Stepping):
         self.reason = reason
         self._since = now
         self._leaving = frozenset()
-        self._change_due = False
+        self._change_due = self._save_due = False
         self._stop = ""
         return [Drop(self.view.number, reason, peer)]
 

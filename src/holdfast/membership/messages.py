@@ -13,13 +13,18 @@ from holdfast.membership.view_rules import LedgerState, Report
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """My sums for this step are whole. `change`: another view is due or there; `leaving`, `stop`: after this step."""
+    """My sums for this step are whole. `change`: another view is due or there; `leaving`, `stop`: after this step.
+
+    `save`: a checkpoint is due after this step; `saving`: not from me, I am still writing an earlier one.
+    """
 
     step: int
     shards: tuple[int, ...]
     change: bool = False
     leaving: bool = False
     stop: str = ""
+    save: bool = False
+    saving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +68,11 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The user's loop is through with the shards it was given."""
+    """The user's loop is through with the shards it was given. `save`, `saving`: as in Ready."""
 
     step: int
+    save: bool = False
+    saving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,13 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """Storage was searched, as asked. `step`: of the state that is now in place; None: there is no checkpoint."""
+
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Knocked:
     """What came of a knock. Comes once for each, `within_s` of it."""
 
@@ -114,7 +128,18 @@ class Tick:
 
 
 Event = (
-    LedgerSaw | Heard | PeerLost | Computed | Reduced | ReductionFailed | Applied | Loaded | Knocked | LeaveAsked | Tick
+    LedgerSaw
+    | Heard
+    | PeerLost
+    | Computed
+    | Reduced
+    | ReductionFailed
+    | Applied
+    | Loaded
+    | Restored
+    | Knocked
+    | LeaveAsked
+    | Tick
 )
 
 
@@ -197,6 +222,19 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Restore:
+    """Nobody has the training's state: look for a checkpoint, and put the newest that is whole in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Take part in a checkpoint of the state before `step`. All who took part in the last reduction do."""
+
+    step: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Compute:
     """Hand these shards of the step to the user's loop; sums already held are kept."""
 
@@ -222,6 +260,7 @@ class Commit:
 class End:
     kind: str  # "evicted", "left", "stopped", "done"
     reason: str
+    save: bool = False  # nobody may be left who has this state: it must be in storage before the process ends
 
 
 Effect = (
@@ -236,6 +275,8 @@ Effect = (
     | Give
     | Serve
     | Fetch
+    | Restore
+    | Save
     | Compute
     | Reduce
     | Commit

@@ -30,17 +30,21 @@ from holdfast.membership.messages import (
     Reduce,
     Reduced,
     ReductionFailed,
+    Restore,
+    Restored,
+    Save,
     Serve,
 )
 from holdfast.membership.phases import TRANSITIONS, Phase
-from holdfast.membership.view_rules import LedgerState, Plan, Report, assign, reconcile
+from holdfast.membership.view_rules import LedgerState, Plan, Report, assign, must_search, reconcile
 
 
 class Stepping(ABC):
     """What a member of a view does with its peers. See Machine for the rest."""
 
-    def __init__(self, me: str, *, shards: int, digest: str, two_rounds: bool) -> None:
+    def __init__(self, me: str, *, shards: int, digest: str, two_rounds: bool, checkpoints: bool) -> None:
         self.me = me
+        self.checkpoints = checkpoints  # the run keeps some: who has no state may find it there
         self.shards = shards
         self.digest = digest
         self.two_rounds = two_rounds
@@ -58,6 +62,7 @@ class Stepping(ABC):
         self._evenly: dict[str, tuple[int, ...]] = {}  # the assignment of this view's later steps
         self._leaving: frozenset[str] = frozenset()  # who leaves at the end of this step
         self._change_due = False
+        self._save_due = False
         self._stop = ""
         self._forget_view()
 
@@ -69,6 +74,8 @@ class Stepping(ABC):
         self._done: dict[int, set[str]] = {}
         self._results: set[int] = set()  # steps whose reduced gradient a peer has sent me
         self._lost: dict[str, str] = {}  # members whose connection is gone, and why
+        self.searching = False  # for a checkpoint, on behalf of this view
+        self._searched = False  # and there is none; a later view may find what was not there for an earlier one
 
     @abstractmethod
     def _consider(self, now: float) -> list[Effect]: ...
@@ -135,7 +142,7 @@ class Stepping(ABC):
 
     def _report(self, former: tuple[str, ...]) -> Report:
         if self.next is None:
-            return Report(None, digest=self.digest, former=former)
+            return Report(None, digest=self.digest, former=former, searched=self._searched)
         kept = self.kept is not None and self.kept == self.next - 1
         return Report(self.next, tuple(sorted(self.held)), kept, former=former)
 
@@ -143,6 +150,8 @@ class Stepping(ABC):
         assert self.view is not None
         if self.phase is not Phase.FORMING or len(self._reports) < len(self.view.members):
             return []
+        if self.checkpoints and must_search(self.view, self._reports):
+            return self._search(self.view)
         self._formed, self._formed_members = self.view.number, frozenset(self.view.members)
         self._came_together()
         plan = self._plan = reconcile(self.view, self._reports, self.shards)
@@ -161,6 +170,27 @@ class Stepping(ABC):
             self.reason = f"waiting for {plan.gives[self.me]} to send the gradient of step {plan.step - 1}"
             return effects + self._receive_if_sent()
         return effects + self._start(plan.step, plan.assignment[self.me])
+
+    def _search(self, view: View) -> list[Effect]:
+        """One looks for a checkpoint; the others, who are told what it found, get the state from its memory."""
+        if self.me != view.members[0]:
+            self.reason = f"waiting for {view.members[0]} to look for a checkpoint"
+            return []
+        if self.searching:
+            return []
+        self.searching = True
+        self.reason = "looking for a checkpoint"
+        return [Restore()]
+
+    def _restored(self, event: Restored, now: float) -> list[Effect]:
+        """The state is this worker's now, whatever has become of the view meanwhile."""
+        assert self.next is None, f"at step {self.next}, restored to {event.step}"
+        self.next = event.step
+        if not self.searching:
+            return []
+        self.searching, self._searched = False, event.step is None
+        mine = self._reports[self.me] = self._report(self._reports[self.me].former)
+        return [Broadcast(mine), *self._reconcile_if_complete(now)]
 
     def joiners_load(self) -> bool:
         """Whether a member of this view may still be reading the state that I started this step with."""
@@ -198,7 +228,8 @@ class Stepping(ABC):
         assert event.step == self.next
         self.held = frozenset(self.assigned)
         self._go(Phase.GATHERING)
-        ready = Ready(event.step, self.assigned, self._change_seen(now), self.leave_asked, self.ledger.stop)
+        flags = self._change_seen(now), self.leave_asked, self.ledger.stop, event.save, event.saving
+        ready = Ready(event.step, self.assigned, *flags)
         self._ready.setdefault(event.step, {})[self.me] = ready
         self.reason = "waiting for the others' shards"
         effects = [Broadcast(ready), *self._propose_planned(now)]
@@ -217,6 +248,8 @@ class Stepping(ABC):
             return [*self._break(f"step {self.next} is not covered exactly once: {brought}", now)]
         self._change_due = any(message.change or message.leaving for message in ready.values())
         self._leaving = frozenset(member for member in self.view.members if ready[member].leaving)
+        self._save_due = any(message.save for message in ready.values())
+        self._save_due = self._save_due and not any(message.saving for message in ready.values())
         self._stop = next((ready[member].stop for member in self.view.members if ready[member].stop), "")
         self._go(Phase.REDUCING)
         return [Reduce(self.next, brought)]
@@ -256,9 +289,17 @@ class Stepping(ABC):
         assert self.phase is Phase.APPLYING and event.step == self.next and self.view is not None
         self.next = event.step + 1
         if self._stop:
-            return [Drop(self.view.number, "the run stops"), Deregister(), self._end("stopped", self._stop)]
+            end = self._end("stopped", self._stop, save=self.checkpoints)
+            return [Drop(self.view.number, "the run stops"), Deregister(), end]
         if self.me in self._leaving:
-            return [Drop(self.view.number, "leaving"), Deregister(), self._end("left", "asked to leave")]
+            alone = self._leaving >= set(self.view.members)
+            end = self._end("left", "asked to leave", save=self.checkpoints and alone)
+            return [Drop(self.view.number, "leaving"), Deregister(), end]
+        saves = [Save(self.next, self.view.members)] if self._save_due and self.checkpoints else []
+        self._save_due = False
+        return [*saves, *self._after_applied(now)]
+
+    def _after_applied(self, now: float) -> list[Effect]:
         if self._leaving:  # the group is over with it, whatever the ledger says
             leaving = self._leaving
             effects = self._break(f"{', '.join(sorted(leaving))} left", now)
@@ -281,10 +322,10 @@ class Stepping(ABC):
 
     # ---- phases
 
-    def _end(self, kind: str, reason: str) -> End:
+    def _end(self, kind: str, reason: str, *, save: bool = False) -> End:
         self._go(Phase.ENDED)
         self.reason = reason
-        return End(kind, reason)
+        return End(kind, reason, save)
 
     def _go(self, phase: Phase) -> None:
         assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"

@@ -90,6 +90,7 @@ class Report:
     kept: bool = False  # it still has the reduced gradient of step next-1
     digest: str = ""  # of its initial state, where `next` is None
     former: tuple[str, ...] = ()  # who took part once, was left out, and is not known to have ended
+    searched: bool = False  # it has looked for a checkpoint, and there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +252,11 @@ def reconcile(view: View, reports: Mapping[str, Report], shards: int) -> Plan:
     held = {member: frozenset(reports[member].held) if member in ahead else frozenset() for member in view.members}
     able = [member for member in view.members if member not in fetches and member not in evicted]
     return Plan(step, assign(shards, able, held), gives, fetches, evicted)
+
+
+def must_search(view: View, reports: Mapping[str, Report]) -> bool:
+    """Nobody has state, and the first member has not looked for a checkpoint yet."""
+    return all(report.next is None for report in reports.values()) and not reports[view.members[0]].searched
 
 
 def _origin(view: View, reports: Mapping[str, Report], shards: int) -> Plan:

@@ -147,13 +147,14 @@ class Books:
     def check_origin(self, worker: Worker, step: int) -> None:
         """Starting over is right only when nobody of the view before is left with state."""
         world = self._world
-        if step != 0:
-            raise Violation(f"{worker.id} starts at step {step} without state")
         view = worker.machine.view
         assert view is not None
         entry = world.ledger.entries.get(KEY_VIEW)
         if entry is None or view != entry.value:
             return  # it was stopped and does not know yet that the others went on
+        newest = world.storage.newest
+        if step != (newest or 0):
+            raise Violation(f"{worker.id} starts at step {step} without state; the newest checkpoint is of {newest}")
         before = world.views.get(view.number - 1)
         for member in (*view.members, *(before.members if before else ())):
             other = world.workers.get(member)

@@ -23,6 +23,7 @@ class Schedule:
     two_rounds: bool = True
     network: bool = False  # sums travel with the reduction, which fails when their owner dies before it
     hosts: int = 1  # one: the agent serves the ledger; several: the ledger is a cluster of its own
+    save_every: int = 0  # steps; 0: the run keeps no checkpoints
     fault: str = ""  # if given, all faults are of this kind
 
     @classmethod
@@ -40,4 +41,5 @@ class Schedule:
             two_rounds=two_rounds,
             network=not two_rounds and rng.random() < 0.5,
             hosts=hosts,
+            save_every=random.Random(f"saves {seed}").choice((0, 0, 1, 2, 3)),
         )

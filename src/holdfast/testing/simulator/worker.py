@@ -27,7 +27,12 @@ class Worker:
         self.host = host.name
         schedule = world.schedule
         self.machine = world.machine_class(
-            id, shards=schedule.shards, digest="same", two_rounds=schedule.two_rounds, timing=world.timing
+            id,
+            shards=schedule.shards,
+            digest="same",
+            two_rounds=schedule.two_rounds,
+            checkpoints=schedule.save_every > 0,
+            timing=world.timing,
         )
         self.alive = True
         self.vanished = False  # with its host: nobody has closed its connections
@@ -45,6 +50,7 @@ class Worker:
         self.stamp = (0, -1)  # (view, step) that its sums belong to: peers look at it after they read them
         self.result: int | None = None  # the step whose reduced gradient is really here
         self.serving: int | None = None
+        self.saving = False  # its share of a checkpoint is on its way to storage
         self.reduced = (0, -1)  # (view, step) whose slice it has written
         self.clock_offset = rng.uniform(-100.0, 100.0)
         self.clock_rate = rng.uniform(0.95, 1.05)
@@ -191,7 +197,8 @@ class Worker:
 
         def then() -> m.Event:
             self.computed.setdefault(effect.step, set()).update(effect.shards)
-            return m.Computed(effect.step)
+            every = self.world.schedule.save_every
+            return m.Computed(effect.step, save=bool(every) and (effect.step + 1) % every == 0, saving=self.saving)
 
         self.work(0.001 + len(effect.shards) * self.speed * self.world.rng.uniform(0.5, 1.5), then)
 
@@ -221,6 +228,12 @@ class Worker:
 
         self.work(self.world.rng.uniform(0.0, 0.02), then, blocked=True)
 
+    def _save(self, effect: m.Save) -> None:
+        self.world.storage.save(self, effect)
+
+    def _restore(self, effect: m.Restore) -> None:
+        self.world.storage.restore(self)
+
     def _commit(self, effect: m.Commit) -> None:
         if not effect.received:
             self.world.books.check_commit(self, effect.step)
@@ -240,4 +253,7 @@ class Worker:
         self.work(self.world.rng.uniform(0.001, 0.05), then)
 
     def _end(self, effect: m.End) -> None:
+        if effect.save:
+            assert self.state is not None
+            self.world.storage.commit(self.state)
         self.world.ended(self, effect)

@@ -18,6 +18,7 @@ from holdfast.testing.simulator.hosts import Host
 from holdfast.testing.simulator.ledger import Ledger
 from holdfast.testing.simulator.network import Network
 from holdfast.testing.simulator.schedule import Schedule, Violation
+from holdfast.testing.simulator.storage import Storage
 from holdfast.testing.simulator.worker import Worker
 
 TICK_S = 0.5
@@ -51,6 +52,7 @@ class World:
         self.books = Books(self)
         self.ledger = Ledger(self)
         self.network = Network(self)
+        self.storage = Storage(self)
         self.faults = Faults(self)
         names = NAMES[: schedule.hosts] if schedule.hosts > 1 else ("",)
         self.hosts = [Host(self, name) for name in names]
