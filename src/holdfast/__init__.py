@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast import checkpoint as checkpoint
     from holdfast.core.errors import ConfigError, Evicted, HoldfastError, Stopped
     from holdfast.run.joining import join
     from holdfast.run.loop import Run, Step
@@ -28,6 +29,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "checkpoint":  # a small library of its own
+        return import_module("holdfast.checkpoint")
     if name not in _HOMES:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

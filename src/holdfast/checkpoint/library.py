@@ -1,0 +1,121 @@
+"""Checkpoints without a run: `holdfast.checkpoint.save(uri, state)` and `load(uri)`, for any script.
+
+`state` is what state_dict() returns, nested as you like: dicts, lists, tuples, numbers, strings, None, tensors and
+numpy values. It is written whole or not at all, and what is loaded is what was saved, bit for bit, or not at all.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from holdfast.checkpoint.reading import list_checkpoints, newest_valid, read_manifest, read_snapshot
+from holdfast.checkpoint.retention import Keep, abandoned, delete_checkpoint, superseded
+from holdfast.checkpoint.storage.opening import open_storage
+from holdfast.checkpoint.storage.port import Storage
+from holdfast.checkpoint.writing import Progress, missing_parts, write_state
+from holdfast.core.errors import ConfigError, IntegrityError, NotStored
+from holdfast.state.codec import flatten, pack_tree, unflatten, unpack_tree
+from holdfast.state.snapshot import Snapshot
+
+
+def save(
+    uri: str,
+    state: Any,
+    *,
+    step: int | None = None,
+    run: str = "",
+    metrics: Mapping[str, float] | None = None,
+    keep: Keep | int | None = None,
+) -> int:
+    """Writes a checkpoint and returns its step: `step`, or one more than the newest there is, or 0.
+
+    When it returns, the checkpoint is durable. `keep` says which others stay (a number: so many of the newest);
+    without it all do.
+    """
+    chosen = _keep(keep)
+    with closing(open_storage(uri)) as storage:
+        step = save_to(storage, state, step=step, run=run, metrics=metrics)
+        if chosen is not None:
+            prune(storage, chosen)
+        return step
+
+
+def load(uri: str, *, step: int | None = None) -> Any:
+    """The state of the newest checkpoint that is whole, or of `step`.
+
+    What cannot be used is named in a warning, and the next older one is tried; a `step` that cannot is an error.
+    Dicts come back as dicts, parameters as tensors; tensors are in the memory of this host.
+    """
+    with closing(open_storage(uri)) as storage:
+        if step is not None:
+            _, snapshot = read_snapshot(storage, _committed(storage, step))
+        else:
+            found = newest_valid(storage, warn=lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4))
+            if found is None:
+                raise ConfigError(f"there is no checkpoint in {storage.uri}", hint="save one first, or look elsewhere")
+            _, snapshot = found
+        return unflatten(unpack_tree(snapshot.tree), snapshot.tensors)
+
+
+def save_to(
+    storage: Storage,
+    state: Any,
+    *,
+    step: int | None = None,
+    run: str = "",
+    metrics: Mapping[str, float] | None = None,
+    progress: Progress | None = None,
+) -> int:
+    tree, tensors = flatten(state)
+    packed = pack_tree(tree)
+    listed = list_checkpoints(storage)
+    if step is None:
+        step = max((entry.step for entry in listed), default=-1) + 1
+    if any(entry.step == step and entry.committed for entry in listed):
+        raise ConfigError(f"{storage.uri} already has a checkpoint of step {step}", hint="choose another step")
+    snapshot = Snapshot(step, packed, tuple(tensors))
+    write_state(storage, snapshot, run=run, metrics=metrics, created_s=time.time(), progress=progress)
+    return step
+
+
+def prune(storage: Storage, keep: Keep, *, dry_run: bool = False) -> list[int]:
+    """Deletes what `keep` does not keep, and what was begun and never committed; returns these steps, oldest first.
+
+    A checkpoint whose manifest cannot be read, or whose parts are not all there, does not count as kept and is left
+    alone: somebody should look at it.
+    """
+    listed, there = list_checkpoints(storage), storage.list("checkpoint-")
+    committed: list[tuple[int, Mapping[str, float]]] = []
+    for entry in listed:
+        if entry.committed:
+            try:
+                manifest = read_manifest(storage, entry.step)
+            except (IntegrityError, NotStored):
+                continue
+            if not missing_parts(there, entry.step, manifest.parts):
+                committed.append((entry.step, manifest.metrics))
+    steps = superseded(committed, keep) if committed else []
+    steps = sorted({*steps, *abandoned(listed)})
+    if not dry_run:
+        for step in steps:
+            delete_checkpoint(storage, step)
+    return steps
+
+
+def _keep(keep: Keep | int | None) -> Keep | None:
+    chosen = Keep(last=keep) if isinstance(keep, int) else keep
+    if chosen is not None:
+        chosen.validate()
+    return chosen
+
+
+def _committed(storage: Storage, step: int) -> int:
+    steps = [entry.step for entry in list_checkpoints(storage) if entry.committed]
+    if step not in steps:
+        newest = f"the newest is that of step {steps[0]}" if steps else "there is none at all"
+        raise ConfigError(f"there is no checkpoint of step {step} in {storage.uri}", hint=newest)
+    return step
