@@ -1,4 +1,6 @@
-"""The command line: `holdfast run`, `status`, `scale`, `stop`, `runs`, `ledger`, `keys`. Starts without torch.
+"""The command line: `holdfast run`, `status`, `scale`, `stop`, `runs`, `checkpoint`, `ledger`, `keys`.
+
+Starts without torch.
 
 Exit codes: 0 finished or done; 2 bad input, with one sentence and a hint; 130 and 143 stopped by Ctrl-C or SIGTERM;
 otherwise the script's own.
@@ -15,7 +17,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
+from holdfast.cli.checkpoint import add_arguments as add_checkpoint_arguments
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
+from holdfast.cli.saving import add_checkpoint_flags, checkpoint_settings
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError
 from holdfast.launch.environment import PATHS
 
@@ -68,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_directory(runs)
     runs.set_defaults(command=_runs)
 
+    add_checkpoint_arguments(
+        commands.add_parser("checkpoint", help="list, check, convert and delete checkpoints"), _Parser
+    )
     add_ledger_arguments(commands.add_parser("ledger", help="an etcd for runs on several hosts"), _Parser)
     _add_keys(commands.add_parser("keys", help="make the keys of a run on several hosts"))
     return parser
@@ -102,6 +109,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--keys", default="", metavar="DIR", help="the run's keys, made by `holdfast keys create`")
     run.add_argument("--advertise", default="", metavar="HOST", help="where other hosts reach this one's workers")
     run.add_argument("--outage", type=float, default=300.0, metavar="S", help="train on so long without the ledger")
+    add_checkpoint_flags(run)
     run.add_argument("--lease", type=float, default=2.0, metavar="S", help="seconds until a silent worker is hung")
     _add_directory(run)
     # Everything from the script on is the script's own, whatever it looks like.
@@ -162,6 +170,7 @@ def _run(options: argparse.Namespace) -> int:
         keys=str(Path(options.keys).expanduser().resolve()) if options.keys else "",
         advertise=options.advertise,
         outage_s=options.outage,
+        checkpoint=checkpoint_settings(options),
     )
     settings.validate()
     if options.run is None:

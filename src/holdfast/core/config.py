@@ -29,6 +29,7 @@ class RunConfig:
     parameters: int  # how many numbers the model trains
     path: str = "host"  # see PATHS. It decides no bits, but how many rounds of messages a step takes
     outage_s: float = 0.0  # how long to train on without the ledger (0: for ever); see docs/decisions/0006
+    checkpoint: str = ""  # where checkpoints are kept; empty: nowhere
 
     def validate(self) -> RunConfig:
         for name in ("batch", "shards", "threads"):
@@ -58,7 +59,7 @@ class RunConfig:
         """ConfigError that names what is different from the run's own settings."""
         theirs = decode_json(data)
         for field in fields(self):
-            mine, other = getattr(self, field.name), theirs.get(field.name)
+            mine, other = getattr(self, field.name), theirs.get(field.name, field.default)
             if mine != other:
                 raise ConfigError(
                     f"this worker has {field.name}={mine!r}, but the run has {field.name}={other!r}",

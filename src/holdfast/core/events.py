@@ -24,6 +24,10 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "joined": ("view", "step", "duration_s", "bytes"),
     "progress": ("view", "step", "steps", "metrics", "samples_per_s", "workers"),
     "waiting": ("step", "reason"),  # it does not get on, and why
+    "checkpoint": ("step", "uri", "bytes", "duration_s", "held_s"),  # it has committed one
+    "resumed": ("step", "uri", "bytes", "duration_s"),  # from a checkpoint: no worker was left
+    "storage_down": ("uri", "reason"),  # training goes on; the newest snapshot waits in memory
+    "storage_up": ("uri", "down_s"),
     # written by both
     "ledger_down": ("reason",),
     "ledger_up": ("down_s",),

@@ -19,6 +19,7 @@ KEY_VIEW = "view"  # the current view
 KEY_WORKERS = "worker/"  # + id: a registration, under the worker's lease
 KEY_ROLLS = "roll/"  # + id: whom this worker could reach when its view had broken, under its lease
 KEY_DEAD = "dead/"  # + id: the agent saw this worker's process end
+KEY_CHECKPOINT = "checkpoint"  # {"step": N, "uri": ...}: the newest that is committed
 KEY_STOP = "stop"  # {"reason": ...}: finish the step and leave in order
 KEY_DONE = "done"  # {"step": N, "digest": ...}: the run is finished
 KEY_INCARNATIONS = "incarnation/"  # + slot or slot@host: how many workers this slot has had

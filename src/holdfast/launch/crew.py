@@ -94,6 +94,7 @@ class Crew:
             keys=settings.keys,
             advertise=settings.advertise,
             outage_s=settings.outage_s if settings.ledger else 0.0,
+            checkpoint=settings.checkpoint.encode() if settings.checkpoint.uri else "",
         )
         variables = {
             **os.environ,

@@ -32,6 +32,7 @@ HOST = "HOLDFAST_HOST"
 KEYS = "HOLDFAST_KEYS"
 ADVERTISE = "HOLDFAST_ADVERTISE"
 OUTAGE_S = "HOLDFAST_OUTAGE_S"
+CHECKPOINT = "HOLDFAST_CHECKPOINT"
 LEDGER_SOCKET = "ledger.sock"  # in the socket directory
 PATHS = ("auto", "shared-memory", "network")
 
@@ -52,6 +53,7 @@ class WorkerEnvironment:
     keys: str = ""  # the directory with the run's keys; empty: only the secret in the run directory
     advertise: str = ""  # the address that workers of other hosts dial, where it is not the one that we listen on
     outage_s: float = 0.0  # how long to train on without the ledger; 0: for ever
+    checkpoint: str = ""  # CheckpointSettings, encoded; empty: none
 
     @property
     def run(self) -> str:
@@ -79,6 +81,7 @@ class WorkerEnvironment:
             KEYS: self.keys,
             ADVERTISE: self.advertise,
             OUTAGE_S: repr(self.outage_s),
+            CHECKPOINT: self.checkpoint,
         }
 
     @classmethod
@@ -100,6 +103,7 @@ class WorkerEnvironment:
                 keys=found.get(KEYS, ""),
                 advertise=found.get(ADVERTISE, ""),
                 outage_s=float(found.get(OUTAGE_S, "0.0")),
+                checkpoint=found.get(CHECKPOINT, ""),
             )
         except (KeyError, ValueError) as error:
             raise ConfigError(

@@ -6,10 +6,11 @@ import re
 import shlex
 import socket
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.settings import CheckpointSettings
 from holdfast.core.errors import ConfigError
 from holdfast.launch.addresses import parse_listen
 from holdfast.launch.environment import PATHS
@@ -42,6 +43,7 @@ class RunSettings:
     keys: str = ""  # the directory with the run's keys
     advertise: str = ""
     outage_s: float = 300.0  # how long workers of several hosts train on without the ledger
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
 
     def validate(self) -> None:
         check_name(self.name)
@@ -64,6 +66,7 @@ class RunSettings:
                     hint="leave out one of them; workers of one host need no --listen",
                 )
         self._validate_hosts()
+        self.checkpoint.validate()
         if not self.module:
             _check_script(self.script)
 
@@ -116,7 +119,7 @@ def describe(settings: RunSettings, home: Path, socket_dir: Path) -> dict[str, A
 
 
 def _command(settings: RunSettings, home: Path) -> str:
-    defaults = {field.name: field.default for field in fields(RunSettings)}
+    defaults = {one.name: one.default for one in fields(RunSettings)}
     words = ["holdfast", "run", "--run", settings.name, "--workers", str(settings.workers), "--dir", str(home)]
     for option, name in (
         ("--spares", "spares"),
@@ -134,6 +137,7 @@ def _command(settings: RunSettings, home: Path) -> str:
         value = getattr(settings, name)
         if value != defaults[name]:
             words += [option, str(value)]
+    words += settings.checkpoint.flags()
     return shlex.join([*words, *(["-m"] if settings.module else []), settings.script, *settings.arguments])
 
 

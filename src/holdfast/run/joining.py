@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from holdfast.checkpoint.settings import CheckpointSettings
 from holdfast.core.config import NON_FINITE, NUMERICS, RunConfig
 from holdfast.core.errors import ConfigError, LedgerUnavailable, NumericsError
 from holdfast.core.words import KEY_CONFIG, KEY_NUMERICS, KEY_SIZE, Registration, encode_json
@@ -34,6 +35,7 @@ from holdfast.reduce.arena import Arena
 from holdfast.reduce.paths import takes_two_rounds
 from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.sums import Sums
+from holdfast.run.checkpointing import Checkpoints, NoCheckpoints
 from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.run.listener import Listener
 from holdfast.run.loop import Loops, Run, check_optimizer
@@ -71,6 +73,9 @@ def join(
     loader_workers: int = 0,
     prefetch: int = 2,
     extras: Mapping[str, Stateful] | None = None,
+    checkpoint: str | None = None,
+    save_every: str | int | None = None,
+    keep: int | None = None,
     threads: int | None = None,
     numerics: str = "refuse",
     non_finite: str = "stop",
@@ -80,6 +85,9 @@ def join(
     A step takes `batch` samples in `shards` equal shards. With the same seed, batch and shards the weights are the
     same bits for any number of workers, whatever fails. `extras` are other things with a state_dict that change
     during training (scheduler, averaged model, gradient scaler): they travel to workers that join.
+
+    `checkpoint` is where checkpoints are kept (a directory, s3://…, hdfs://…) and found again when no worker is left;
+    `save_every` how often (500 steps, "10min", "auto"), `keep` how many. They stand above what `holdfast run` was told.
     """
     environment = WorkerEnvironment.from_variables()
     _check_choices(numerics, non_finite)
@@ -91,6 +99,9 @@ def join(
     exact = Exact(model)
     check_optimizer(optimizer, exact)
     threads = threads or (environment.threads if environment else 1)
+    told = CheckpointSettings.decode(environment.checkpoint if environment else "")
+    every = None if save_every is None else str(save_every)
+    saving = told.changed(uri=checkpoint, every=every, keep=keep).at_home().validate()
     config = RunConfig(
         batch=batch,
         shards=shards,
@@ -102,6 +113,7 @@ def join(
         parameters=sum(parameter.numel() for parameter in exact.parameters),
         path=_path(environment),
         outage_s=environment.outage_s if environment else 0.0,
+        checkpoint=saving.uri,
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)
@@ -119,7 +131,7 @@ def join(
     place.agree(config, numerics)
     if environment is not None:
         _taken.add(environment.worker)
-    worker, feed = place.build(config, exact, holder)
+    worker, feed = place.build(config, exact, holder, saving)
     run = Run(
         model,
         optimizer,
@@ -253,7 +265,9 @@ class _Place:
             self.events.write("warning", text=error.message)
             warnings.warn(str(error), stacklevel=4)
 
-    def build(self, config: RunConfig, exact: Exact, holder: Holder) -> tuple[Worker, LedgerFeed]:
+    def build(
+        self, config: RunConfig, exact: Exact, holder: Holder, saving: CheckpointSettings
+    ) -> tuple[Worker, LedgerFeed]:
         layout = exact.whole_layout()
         small = layout.slot_bytes <= SMALL_BYTES
         two_rounds = takes_two_rounds(config.path, small=small)
@@ -271,9 +285,19 @@ class _Place:
             local=local,
         )
         feed = LedgerFeed(self.ledger, registration, self.mailbox, self.events, lease_s=self.lease_s)
-        digest = holder.capture(0).digest()
+        run = self.environment.run if self.environment else ""
+        checkpoints = NoCheckpoints()
+        if saving.uri:
+            checkpoints = Checkpoints(saving, config, holder, me=self.me, run=run, feed=feed, events=self.events)
         worker = Worker(
-            Machine(self.me, shards=config.shards, digest=digest, two_rounds=two_rounds, timing=_timing(config)),
+            Machine(
+                self.me,
+                shards=config.shards,
+                digest=holder.capture(0).digest(),
+                two_rounds=two_rounds,
+                checkpoints=bool(saving.uri),
+                timing=_timing(config),
+            ),
             keys=self.keys,
             host=self.host,
             mailbox=self.mailbox,
@@ -287,6 +311,7 @@ class _Place:
             path=config.path,
             small=small,
             outage_s=config.outage_s,
+            checkpoints=checkpoints,
         )
         feed.start()
         return worker, feed

@@ -170,6 +170,7 @@ class Run:
 
     def _finish(self, step: int) -> None:
         self._end = self._position(step)
+        self._worker.save_last(step)
         self._events.write("reached", **self._end)
 
     def _position(self, step: int) -> dict[str, Any]:
@@ -244,6 +245,7 @@ class Run:
         if step is not None and step._complete and step._left:
             self._end = self._position(step.number + 1)  # the script stopped early, with `break`
         if self._end is not None and not failed:
+            self._worker.settle()
             self._events.write("finished", **self._end)
             self._feed.put(KEY_DONE, encode_json(self._end))
         self._worker.close()
@@ -311,7 +313,7 @@ class Step:
                 finally:
                     run._open_shard = None
                 run._exact.after_shard(shard, worker.sums)
-            worker.tell(m.Computed(self.number))
+            worker.computed(self.number)
 
     def _load(self, directive: m.Commit) -> None:
         run = self._run

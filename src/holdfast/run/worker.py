@@ -8,18 +8,16 @@ gradient. `advance` returns when the user's loop has the word: to compute shards
 from __future__ import annotations
 
 import select
-import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 import torch
 
 from holdfast.core.errors import Evicted, IntegrityError, PeerError, ProtocolError, Stopped
-from holdfast.core.words import Registration, View, slot_of
+from holdfast.core.words import Registration
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.membership.codec import encode
@@ -32,7 +30,8 @@ from holdfast.reduce.layout import Layout
 from holdfast.reduce.paths import check_coverage, make_path
 from holdfast.reduce.reduction import Brought, Kept, Path, bring, mean_metrics, present_in
 from holdfast.reduce.sums import Sums
-from holdfast.run.dialling import dial_snapshot
+from holdfast.run.checkpointing import NoCheckpoints
+from holdfast.run.fetching import Fetcher
 from holdfast.run.knocking import Knocker
 from holdfast.run.ledger_feed import LedgerFeed, LedgerNews
 from holdfast.run.mailbox import Mailbox
@@ -40,11 +39,9 @@ from holdfast.run.meeting import Connected, Meeting, Unreachable
 from holdfast.run.pausing import Pauses
 from holdfast.run.snapshot_desk import SnapshotDesk
 from holdfast.state.snapshot import Holder, Snapshot
-from holdfast.state.transfer import fetch
 from holdfast.trust.keys import Keys
 
 TICK_S = 0.2
-SOURCES_MAX = 2  # peers that a joiner fetches from at once
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,7 @@ class Worker:
         events: EventLog,
         path: str,
         small: bool,
+        checkpoints: NoCheckpoints,
         outage_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,8 +76,6 @@ class Worker:
         self.sums = sums
         self.kept: Kept | None = None
         self.metrics: dict[str, dict[int, float]] = {}  # of my shards of this step: name -> shard -> value
-        self._keys = keys
-        self._host = host
         self._mailbox = mailbox
         self._feed = feed
         self._arena = arena
@@ -90,6 +86,7 @@ class Worker:
         self._kind = path  # of the run: how gradients travel
         self._small = small
         self._pauses = Pauses(feed, events, outage_s=outage_s)
+        self._checkpoints = checkpoints
         self._clock = clock
         self._meeting = Meeting(machine.me, host, keys, mailbox, None if path == "network" else arena)
         self._knocker = Knocker(machine.me, host, keys, mailbox)
@@ -104,7 +101,8 @@ class Worker:
         self._ended: m.End | None = None
         self._broken_at: float | None = None
         # Optimizers keep a few numbers per parameter, extras a copy or two: more than this is no snapshot of ours.
-        self._snapshot_bytes_max = 16 * arena.slot_bytes + (1 << 30)
+        bytes_max = 16 * arena.slot_bytes + (1 << 30)
+        self._fetcher = Fetcher(machine.me, host, keys, holder, bytes_max=bytes_max)
         self._recomputed = 0
         self._idle_poll = select.poll()
         self._idle_poll.register(mailbox.fd, select.POLLIN)
@@ -133,15 +131,30 @@ class Worker:
             self._drain()
             if self._ended is not None:
                 self._leave(self._ended)
+        self._checkpoints.wait_copied()
 
     def begin(self, step: int) -> None:
         """The user's loop starts to compute shards of this step, or goes on with it in another view."""
         assert self.machine.view is not None
         layout = self._layout = self._exact.layout()
+        if step:
+            self._checkpoints.prepare(len(self.machine.view.members))
         if self.sums.step != step:
             self.metrics = {}
         self._arena.set_stamp(self.machine.view.number, step)  # before a slot is touched
         self.sums.begin(step, layout)
+
+    def computed(self, step: int) -> None:
+        """The user's loop is through with the shards it was given."""
+        view = self.machine.view
+        due = self._checkpoints.is_due(step + 1, first=view is None or view.members[0] == self.machine.me)
+        self._queue.append(m.Computed(step, due, self._checkpoints.saving))
+
+    def save_last(self, step: int) -> None:
+        """The loop over steps ends here. What the script does next may change the state."""
+        view = self.machine.view
+        if view is not None:
+            self._checkpoints.save_last(step, view.members, self._last_metrics())
 
     def hold(self, step: int) -> Snapshot:
         """A copy of the state, for `go_back_to`."""
@@ -159,7 +172,12 @@ class Worker:
     def waits_for(self) -> str:
         return self.machine.reason
 
+    def settle(self) -> None:
+        """The script has ended well: so should its last checkpoint."""
+        self._checkpoints.settle()
+
     def close(self) -> None:
+        self._checkpoints.close()
         self._drop()
         self._feed.deregister()
 
@@ -174,6 +192,9 @@ class Worker:
                 self._perform(effect)
 
     def _wait(self) -> None:
+        if self._checkpoints.is_search_due(self._clock()):
+            self._search()
+            return
         group = self._group
         if group is None:
             self._idle_poll.poll(TICK_S * 1000)
@@ -259,6 +280,7 @@ class Worker:
         if effect.peer:
             self._broken_at = self._clock()
             self._events.write("lost", view=effect.view, peer=effect.peer, reason=effect.reason, step=self.machine.next)
+            self._checkpoints.member_lost()
         self._drop()
 
     def _drop(self) -> None:
@@ -361,46 +383,35 @@ class Worker:
         view = self.machine.view
         assert view is not None
         started = self._clock()
-        sources = self._dial_sources(view, effect.sources)
-        if not sources:
-            self._queue.append(m.PeerLost(view.number, effect.sources[0], "it cannot be reached"))
-            return
         try:
-            snapshot = fetch(
-                list(sources.values()),
-                bytes_max=self._snapshot_bytes_max,
-                expect_step=effect.step,
-                names=list(sources),
-                place=self._holder.place,
-            )
+            snapshot = self._fetcher.fetch(view.number, effect.step, effect.sources, self._registrations)
         except (PeerError, IntegrityError) as error:
             # Parameters are received where they live: what was begun cannot be used, neither now nor as a start.
             self._leave(m.End("evicted", f"the snapshot did not arrive: {error.message}"))
-        finally:
-            for sock in sources.values():
-                sock.close()
+        if snapshot is None:
+            self._queue.append(m.PeerLost(view.number, effect.sources[0], "it cannot be reached"))
+            return
         self._holder.restore(snapshot, adopt=True)
         self._exact.rebase()
-        self._events.write(
-            "joined",
-            view=view.number,
-            step=effect.step,
-            duration_s=round(self._clock() - started, 4),
-            bytes=snapshot.nbytes,
-        )
+        duration_s = round(self._clock() - started, 4)
+        self._events.write("joined", view=view.number, step=effect.step, duration_s=duration_s, bytes=snapshot.nbytes)
         self._queue.appendleft(m.Loaded(effect.step))
 
-    def _dial_sources(self, view: View, sources: Sequence[str]) -> dict[str, socket.socket]:
-        """A few of them, not the same ones for every joiner: each must hash its state, and they share one memory."""
-        first = slot_of(self.machine.me) % len(sources)
-        dialled: dict[str, socket.socket] = {}
-        for source in [*sources[first:], *sources[:first]]:
-            registration = self._registrations.get(source)
-            if registration is None or len(dialled) == SOURCES_MAX:
-                continue
-            with suppress(PeerError):
-                dialled[source] = dial_snapshot(registration, self._host, self._keys, view.number, self.machine.me)
-        return dialled
+    def _save(self, effect: m.Save) -> None:
+        self._checkpoints.save(effect.step, effect.members, self._last_metrics())
+
+    def _last_metrics(self) -> Mapping[str, float]:
+        return self.kept.metrics if self.kept is not None else {}
+
+    def _restore(self, effect: m.Restore) -> None:
+        self._checkpoints.search_at(self._clock())
+
+    def _search(self) -> None:
+        if not self.machine.searching:
+            self._checkpoints.search_at(None)  # another view has come meanwhile
+        elif (found := self._checkpoints.search()) is not None:
+            self._exact.rebase()
+            self._queue.appendleft(found)
 
     def _compute(self, effect: m.Compute) -> None:
         self._directive = effect
@@ -432,7 +443,10 @@ class Worker:
         if end.kind == "evicted":
             self._events.write("evicted", view=self.machine._number(), reason=end.reason)
             raise Evicted(end.reason)
-        self._events.write("left", step=self.machine.next, reason=end.reason)
+        step, view = self.machine.next, self.machine.view
+        if step is not None and view is not None:
+            self._checkpoints.leave(step, view.members, self._last_metrics(), save=end.save)
+        self._events.write("left", step=step, reason=end.reason)
         self._feed.deregister()
         raise Stopped(end.reason)
 
@@ -440,6 +454,7 @@ class Worker:
         """Put the step's mean into the model. Evicted if the others have gone on and the memory was used again."""
         kept = self.kept
         assert kept is not None and kept.step == directive.step
+        self._checkpoints.wait_copied()  # the script's lines for the step may change anything
         self._exact.load(kept)
         if not kept.is_intact():
             self._leave(m.End("evicted", "the others went on while this worker was away"))
@@ -458,6 +473,8 @@ class Worker:
         m.Give: _give,
         m.Serve: _serve,
         m.Fetch: _fetch,
+        m.Restore: _restore,
+        m.Save: _save,
         m.Compute: _compute,
         m.Commit: _commit,
         m.End: _end,

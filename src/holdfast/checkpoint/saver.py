@@ -1,0 +1,405 @@
+"""Takes this worker's share of a snapshot to storage, behind the training.
+
+The replicas of a run are the same, bit for bit, so each worker writes its share of the parts and no word passes between
+them: a part's name vouches for its bytes, and every worker can tell all names from its own state. Whoever finds all
+parts in storage commits. Each part is held in memory by two workers, the one that writes it and one that does when the
+first is lost; with all in storage but the manifest, any of them writes that.
+
+Threads: `begin`, `wait_copied` and the questions belong to the thread of the training loop, everything else to one
+thread of the saver's own (and those that it lends to storage). The state that a save refers to may be read until
+`wait_copied` returns, and not after.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from holdfast.checkpoint.manifest import Manifest, directory_of, manifest_name
+from holdfast.checkpoint.parts import Part, fill, lay_out, seal, tensor_names, view_of
+from holdfast.checkpoint.share import COPIES, Share, name_of
+from holdfast.checkpoint.storage.port import Storage
+from holdfast.checkpoint.writing import commit, image_buffer, missing_parts
+from holdfast.core.errors import HoldfastError, StorageError
+from holdfast.state.layout import TensorSpec, spec_of
+from holdfast.state.snapshot import Snapshot
+
+GRACE_S = 5.0  # until a worker looks whether the others' parts have come
+GRACE_S_MAX = 60.0
+RETRY_S, RETRY_S_MAX = 0.5, 30.0
+
+
+class Doing(Enum):
+    NOTHING = "nothing"
+    COPYING = "copying"
+    WRITING = "writing"
+    STUCK = "waiting for storage"  # the last try failed; a newer snapshot may take this one's place
+    LOOKING = "waiting for the others' parts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A checkpoint that this worker has committed, or has found committed."""
+
+    step: int
+    bytes: int
+    duration_s: float
+    held_s: float
+    mine: bool  # committed by this worker
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the saver tells its owner, from its own thread."""
+
+    saved: Callable[[Saved, Manifest], None]
+    trouble: Callable[[str], None]  # storage did not do it: once for each spell of it
+    recovered: Callable[[float], None]  # after so many seconds
+
+
+class Saver:
+    """See the module's docstring. `open_storage` is called in the saver's thread, again and again until it works."""
+
+    def __init__(
+        self,
+        open_storage: Callable[[], Storage],
+        told: Told,
+        *,
+        run: str,
+        config: Mapping[str, Any],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open_storage = open_storage
+        self._storage: Storage | None = None
+        self._told = told
+        self._run = run
+        self._config = dict(config)
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._doing = Doing.NOTHING
+        self._given: Share | None = None  # not yet taken up
+        self._save: Share | None = None
+        self._copied = threading.Event()
+        self._copied.set()
+        self._nudged = False
+        self._closed = False
+        self._arena: torch.Tensor | None = None
+        self._wanted_bytes = 0  # of the arena, to be made and touched before the first save
+        self._laid_out: tuple[bytes, tuple[TensorSpec, ...], tuple[str, ...]] | None = None
+        self._down_at: float | None = None
+        self._told_reason = ""
+        self.newest: int | None = None  # the newest step known to be committed
+        self.begun: int | None = None  # the newest step that a save was begun of
+        self._thread = threading.Thread(target=self._live, name="holdfast-checkpoint", daemon=True)
+        self._thread.start()
+
+    # ---- the loop's side
+
+    @property
+    def doing(self) -> Doing:
+        return self._doing
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a snapshot is on its way that no newer one should replace."""
+        return self._doing in (Doing.COPYING, Doing.WRITING) or self._given is not None
+
+    def prepare(self, snapshot_bytes: int, count: int) -> None:
+        """Make room for a share of such a state: pages that were never touched cost more than the bytes in them."""
+        with self._changed:
+            share = snapshot_bytes * min(COPIES, count) // count
+            self._wanted_bytes = max(self._wanted_bytes, share + share // 16 + (1 << 20))
+            self._changed.notify_all()
+
+    def begin(self, snapshot: Snapshot, *, rank: int, count: int, metrics: Mapping[str, float]) -> bool:
+        """Start to save. False: an earlier snapshot is still on its way, and this one is passed over."""
+        with self._changed:
+            if self.is_busy or self._closed:
+                return False
+            self._copied.clear()
+            self._given = Share(snapshot, rank, count, dict(metrics), self._clock())
+            self.begun = snapshot.step
+            self._changed.notify_all()
+        return True
+
+    def finish(
+        self, snapshot: Snapshot, *, rank: int, count: int, metrics: Mapping[str, float], timeout_s: float
+    ) -> bool:
+        """Save a state that does not change any more, in place of what is on its way; wait until it is committed."""
+        with self._changed:
+            self._given = Share(snapshot, rank, count, dict(metrics), self._clock(), last=True)
+            self.begun = snapshot.step
+            self._changed.notify_all()
+        return self.settle(timeout_s)
+
+    def wait_copied(self) -> float:
+        """Until the state may change again. Returns how long that took."""
+        if self._copied.is_set():
+            return 0.0
+        started = self._clock()
+        self._copied.wait()
+        waited_s = self._clock() - started
+        with self._changed:
+            save = self._given or self._save
+            if save is not None:
+                save.held_s += waited_s
+        return waited_s
+
+    def nudge(self) -> None:
+        """A worker was lost: its parts may never come."""
+        with self._changed:
+            self._nudged = True
+            self._changed.notify_all()
+
+    def wait_written(self, timeout_s: float) -> None:
+        """Until this worker's own parts are in storage. Whether the others' are does not matter."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.is_busy and self._doing is not Doing.STUCK, timeout_s)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until what was begun is committed; False: it is not."""
+        deadline = self._clock() + timeout_s
+        with self._changed:
+            while self._given is not None or self._doing is not Doing.NOTHING:
+                left_s = deadline - self._clock()
+                if left_s <= 0:
+                    return False
+                if self._doing is Doing.LOOKING:
+                    self._nudged = True
+                    self._changed.notify_all()
+                self._changed.wait(min(left_s, 0.1))
+        return self.newest is not None and self.begun is not None and self.newest >= self.begun
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout=1.0)
+
+    # ---- the saver's thread
+
+    def _live(self) -> None:
+        while True:
+            with self._changed:
+                while not self._has_work():
+                    self._changed.wait()
+                if self._closed:
+                    return
+                self._save, self._given = self._given, None
+                if self._save is not None:
+                    self._doing = Doing.COPYING
+            if self._save is None:
+                self._make_arena(self._wanted_bytes)
+                continue
+            try:
+                self._carry(self._save)
+            except HoldfastError as error:  # a state that cannot be stored; storage's own troubles are dealt with
+                self._told.trouble(error.message)
+            except Exception as error:  # no memory, or a bug: training goes on, and is told
+                self._told.trouble(f"the snapshot of step {self._save.step} cannot be saved: {error!r}")
+            finally:
+                self._copied.set()
+                with self._changed:
+                    self._save = None
+                    self._doing = Doing.NOTHING
+                    self._changed.notify_all()
+
+    def _has_work(self) -> bool:
+        return self._closed or self._given is not None or self._wanted_bytes > self._arena_bytes()
+
+    def _arena_bytes(self) -> int:
+        return 0 if self._arena is None else len(self._arena)
+
+    def _make_arena(self, size: int) -> torch.Tensor:
+        if self._arena is None or len(self._arena) < size:
+            self._arena = None  # first: there should never be two
+            arena = image_buffer(size)
+            for start in range(0, size, 1 << 20):  # in pieces, so that a waiting loop gets its turn
+                arena[start : start + (1 << 20)].zero_()
+            self._arena = arena
+        return self._arena
+
+    def _carry(self, save: Share) -> None:
+        self._lay_out(save)
+        if save.last:
+            self._go(Doing.WRITING)
+            save.files.update({part.number: name_of(part, save.snapshot.tensors) for part in save.layout})
+            self._until_done(save, lambda storage: self._write_together(storage, save))
+            return
+        self._copy(save)
+        self._go(Doing.WRITING)
+        if not self._until_done(save, lambda storage: self._write(storage, save, save.mine)):
+            return
+        grace_s = GRACE_S
+        while not self._until_done(save, lambda storage: self._commit_if_complete(storage, save)):
+            self._go(Doing.LOOKING)
+            if not self._wait_for_others(grace_s):
+                return
+            grace_s = min(2 * grace_s, GRACE_S_MAX)
+            self._go(Doing.WRITING)
+            self._until_done(save, lambda storage: self._write_missing(storage, save))
+            if self._superseded():
+                return
+
+    def _go(self, doing: Doing) -> None:
+        with self._changed:
+            self._doing = doing
+            self._changed.notify_all()
+
+    def _superseded(self) -> bool:
+        return self._given is not None or self._closed
+
+    def _wait_for_others(self, grace_s: float) -> bool:
+        """False: a newer snapshot has come meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._nudged or self._superseded(), grace_s)
+            self._nudged = False
+            return not self._superseded()
+
+    # ---- copying
+
+    def _lay_out(self, save: Share) -> None:
+        snapshot = save.snapshot
+        specs = tuple(spec_of(tensor) for tensor in snapshot.tensors)
+        if self._laid_out is None or self._laid_out[:2] != (snapshot.tree, specs):
+            self._laid_out = (snapshot.tree, specs, tuple(tensor_names(snapshot.tree, len(specs))))
+        save.specs, save.names = specs, self._laid_out[2]
+        save.layout = lay_out(save.names, specs, save.step)
+
+    def _copy(self, save: Share) -> None:
+        save.copy_to(self._make_arena(save.arena_bytes()))
+        self._copied.set()
+        for part in save.held:
+            save.files[part.number] = seal(part, save.images[part.number])
+
+    # ---- writing
+
+    def _until_done(self, save: Share, act: Callable[[Storage], bool]) -> bool:
+        """Try until storage does it; False: `act` says so, or a newer snapshot has come meanwhile."""
+        retry_s = RETRY_S
+        while True:
+            try:
+                if self._storage is None:
+                    self._storage = self._open_storage()
+                done = act(self._storage)
+                self._is_well()
+                return done
+            except StorageError as error:
+                self._is_ill(error)
+            with self._changed:
+                self._doing = Doing.STUCK
+                self._changed.wait_for(self._superseded, retry_s)
+                if self._superseded():
+                    return False
+                self._doing = Doing.WRITING
+            retry_s = min(2 * retry_s, RETRY_S_MAX)
+
+    def _is_ill(self, error: StorageError) -> None:
+        if self._down_at is None:
+            self._down_at = self._clock()
+        if error.message != self._told_reason:
+            self._told_reason = error.message
+            self._told.trouble(error.message)
+
+    def _is_well(self) -> None:
+        if self._down_at is not None:
+            self._told.recovered(self._clock() - self._down_at)
+            self._down_at, self._told_reason = None, ""
+
+    def _write(self, storage: Storage, save: Share, parts: Sequence[Part]) -> bool:
+        todo = [part for part in parts if part.number not in save.written]
+
+        def write(part: Part) -> None:
+            if not self._superseded():
+                image = view_of(save.images[part.number])
+                storage.write(f"{directory_of(save.step)}/{save.files[part.number]}", image)
+                save.written.add(part.number)
+
+        _for_each(write, todo, storage.writers)
+        return not self._superseded()
+
+    def _write_together(self, storage: Storage, save: Share) -> bool:
+        """Everybody has everything: each begins somewhere else, and leaves out what it finds. Until all is there."""
+        directory = directory_of(save.step)
+        images: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+
+        def write(part: Part) -> None:
+            image = images.get() if images.qsize() else image_buffer(max(part.size for part in save.layout))
+            fill(part, image, save.snapshot.tensors)
+            name = seal(part, image)
+            assert name == save.files[part.number], "the state changed while it was saved"
+            storage.write(f"{directory}/{name}", view_of(image)[: part.size])
+            images.put(image)
+
+        first = save.rank * len(save.layout) // max(1, save.count)
+        while not self._superseded():
+            missing = {stored.name for stored in missing_parts(storage.list(f"{directory}/"), save.step, save.stored())}
+            todo = [part for part in save.layout if save.files[part.number] in missing]
+            if not todo:
+                return self._commit_if_complete(storage, save)
+            todo.sort(key=lambda part: (part.number - first) % len(save.layout))
+            _for_each(write, todo[: storage.writers], storage.writers)
+        return False
+
+    def _write_missing(self, storage: Storage, save: Share) -> bool:
+        """What others should have written, as far as this worker holds it. One's own may have been cleared away too."""
+        listed = storage.list(directory_of(save.step) + "/")
+        missing = {stored.name for stored in missing_parts(listed, save.step, save.stored())}
+        parts = [part for part in save.layout if save.files[part.number] in missing and part.number in save.images]
+        save.written.difference_update(part.number for part in parts)
+        return self._write(storage, save, parts)
+
+    def _commit_if_complete(self, storage: Storage, save: Share) -> bool:
+        listed = storage.list(directory_of(save.step) + "/")
+        there = any(stored.name == manifest_name(save.step) for stored in listed)
+        if missing_parts(listed, save.step, save.stored()):
+            return False
+        manifest = self._manifest(save)
+        mine = not there and storage.create(manifest_name(save.step), manifest.encode())
+        if not mine and not commit(storage, manifest):
+            # Damaged, or of another state: these parts are whole, and they are what the run is now.
+            storage.write(manifest_name(save.step), memoryview(manifest.encode()))
+            mine = True
+        self.newest = max(save.step, self.newest or 0)
+        self._told.saved(
+            Saved(
+                step=save.step,
+                bytes=manifest.nbytes,
+                duration_s=self._clock() - save.began_at,
+                held_s=save.held_s,
+                mine=mine,
+            ),
+            manifest,
+        )
+        return True
+
+    def _manifest(self, save: Share) -> Manifest:
+        return Manifest(
+            step=save.step,
+            run=self._run,
+            tree=save.snapshot.tree,
+            names=save.names,
+            specs=save.specs,
+            parts=save.stored(),
+            config=self._config,
+            metrics=save.metrics,
+            created_s=time.time(),
+        )
+
+
+def _for_each(write: Callable[[Part], None], parts: Sequence[Part], writers: int) -> None:
+    if min(writers, len(parts)) <= 1:
+        for part in parts:
+            write(part)
+        return
+    with ThreadPoolExecutor(min(writers, len(parts)), thread_name_prefix="holdfast-write") as pool:
+        for future in [pool.submit(write, part) for part in parts]:
+            future.result()

@@ -1,0 +1,86 @@
+"""How a run keeps checkpoints: where, how often, which ones stay. Read from flags and from `holdfast.join`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.schedule import Every
+from holdfast.checkpoint.storage.opening import check_uri, scheme_of
+from holdfast.core.errors import ConfigError
+
+FLAGS = (
+    ("--checkpoint", "uri"),
+    ("--save-every", "every"),
+    ("--keep", "keep"),
+    ("--keep-every", "keep_every"),
+    ("--keep-best", "keep_best"),
+    ("--notice", "notice_s"),
+)
+NOTICE_S_MIN, NOTICE_S_MAX = 1.0, 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """An empty `uri`: the run keeps none."""
+
+    uri: str = ""
+    every: str = "auto"
+    keep: int = 3  # the newest so many
+    keep_every: int = 0  # and those of every so many steps; 0: no others
+    keep_best: str = ""  # and the best by a metric, as in "loss:min"
+    notice_s: float = 25.0  # how long a worker that is asked to leave may take to save
+
+    def validate(self) -> CheckpointSettings:
+        if not self.uri:
+            return self
+        check_uri(self.uri)
+        Every.parse(self.every)
+        if type(self.keep) is not int or self.keep < 1:
+            raise ConfigError(f"keep is {self.keep!r}", hint="at least the newest checkpoint is kept: keep 1 or more")
+        if type(self.keep_every) is not int or self.keep_every < 0:
+            raise ConfigError(f"keep_every is {self.keep_every!r}", hint="give a number of steps, or 0 for no others")
+        if self.keep_best:
+            from holdfast.checkpoint.retention import Keep  # loads torch
+
+            Keep(best=self.keep_best).validate()
+        if not NOTICE_S_MIN <= self.notice_s <= NOTICE_S_MAX:
+            hint = f"from {NOTICE_S_MIN:g} to {NOTICE_S_MAX:g} s: as long as the machine gives notice before it goes"
+            raise ConfigError(f"the notice is {self.notice_s!r} s", hint=hint)
+        return self
+
+    def at_home(self) -> CheckpointSettings:
+        """With an absolute path, where it is one: workers may change their directory."""
+        if not self.uri or scheme_of(self.uri):
+            return self
+        return replace(self, uri=str(Path(self.uri).expanduser().resolve()))
+
+    def changed(self, **changes: Any) -> CheckpointSettings:
+        """With those of `changes` that are given."""
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+    def flags(self) -> list[str]:
+        """The options of `holdfast run` that give these settings."""
+        words = []
+        for option, name in FLAGS:
+            value = getattr(self, name)
+            if value != getattr(CheckpointSettings(), name):
+                words += [option, str(value)]
+        return words
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> CheckpointSettings:
+        if not text:
+            return cls()
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the checkpoint settings in the environment make no sense: {text[:80]!r}",
+                hint="start workers with `holdfast run`",
+            ) from error

@@ -1,0 +1,82 @@
+"""One worker's share of a save: which parts it holds, their images, and the names of all the others'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from holdfast.checkpoint.parts import PAGE_BYTES, Part, digest_of, file_name, fill, flat_bytes, header_bytes, view_of
+from holdfast.checkpoint.storage.port import Stored
+from holdfast.state.layout import TensorSpec, spec_of
+from holdfast.state.snapshot import Snapshot
+
+COPIES = 2  # workers that hold each part
+
+
+@dataclass
+class Share:
+    """One snapshot on its way."""
+
+    snapshot: Snapshot
+    rank: int
+    count: int
+    metrics: Mapping[str, float]
+    began_at: float
+    last: bool = False  # the state will not change any more: nothing is copied, and all workers write what they can
+    held_s: float = 0.0
+    layout: Sequence[Part] = ()
+    names: tuple[str, ...] = ()
+    specs: tuple[TensorSpec, ...] = ()
+    files: dict[int, str] = field(default_factory=dict)  # part -> file name
+    images: dict[int, torch.Tensor] = field(default_factory=dict)  # of the parts that this worker holds
+    written: set[int] = field(default_factory=set)
+
+    @property
+    def step(self) -> int:
+        return self.snapshot.step
+
+    def holders(self, number: int) -> tuple[int, ...]:
+        """The ranks that hold a part; the first of them writes it."""
+        return tuple((number + copy) % self.count for copy in range(min(COPIES, self.count)))
+
+    def stored(self) -> tuple[Stored, ...]:
+        return tuple(Stored(self.files[part.number], part.size) for part in self.layout)
+
+    @property
+    def held(self) -> list[Part]:
+        return [part for part in self.layout if self.rank in self.holders(part.number)]
+
+    @property
+    def mine(self) -> list[Part]:
+        """What this worker writes first."""
+        return [part for part in self.layout if self.holders(part.number)[0] == self.rank]
+
+    def arena_bytes(self) -> int:
+        return sum(_pages(part.size) for part in self.held)
+
+    def copy_to(self, arena: torch.Tensor) -> None:
+        """What this worker holds of the state is copied, and the rest is hashed: so all names are known."""
+        offset = 0
+        for part in self.held:
+            image = self.images[part.number] = arena[offset : offset + part.size]
+            offset += _pages(part.size)
+            fill(part, image, self.snapshot.tensors)
+        for part in self.layout:
+            if part.number not in self.images:
+                self.files[part.number] = name_of(part, self.snapshot.tensors)
+        self.snapshot = Snapshot(self.step, self.snapshot.tree, ())
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
+
+
+def name_of(part: Part, tensors: Sequence[torch.Tensor]) -> str:
+    """Of a part, from the state itself."""
+    digests = []
+    for piece in part.pieces:
+        memory = view_of(flat_bytes(tensors[piece.tensor], spec_of(tensors[piece.tensor])))
+        digests.append(digest_of(memory, piece.start, piece.stop - piece.start))
+    return file_name(part.number, header_bytes(part, digests))

@@ -1,0 +1,266 @@
+"""A worker's checkpoints: when one is due, the saver, what is told about it, and the way back from storage.
+
+Belongs to the thread of the user's loop, apart from what the saver's thread calls (`_saved`, `_trouble`, `_recovered`),
+which writes to the event log and to the ledger's feed, both made for several threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.reading import list_checkpoints, newest_valid, read_manifest
+from holdfast.checkpoint.retention import Keep, abandoned, delete_checkpoint, superseded
+from holdfast.checkpoint.saver import Saved, Saver, Told
+from holdfast.checkpoint.schedule import Every, Schedule
+from holdfast.checkpoint.settings import CheckpointSettings
+from holdfast.checkpoint.storage.opening import open_storage
+from holdfast.checkpoint.storage.port import Storage
+from holdfast.core.config import RunConfig
+from holdfast.core.errors import ConfigError, NotStored, StorageError, StorageUnavailable
+from holdfast.core.words import KEY_CHECKPOINT, encode_json
+from holdfast.events import EventLog
+from holdfast.membership import messages as m
+from holdfast.run.ledger_feed import LedgerFeed
+from holdfast.state.snapshot import Holder
+
+SEARCH_AGAIN_S = 2.0
+SETTLE_S = 60.0  # at the end of a script, for the last checkpoint to be committed
+_NO_BITS = ("path", "outage_s", "checkpoint")  # settings that change no bits, and so may change between two starts
+
+
+class NoCheckpoints:
+    """What a worker asks and tells, in a run that keeps none."""
+
+    saving = False
+
+    def is_due(self, step: int, *, first: bool) -> bool:
+        return False
+
+    def save(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None: ...
+
+    def save_last(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None: ...
+
+    def prepare(self, count: int) -> None: ...
+
+    def wait_copied(self) -> None: ...
+
+    def member_lost(self) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def leave(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float], *, save: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+    def search_at(self, when: float | None) -> None: ...
+
+    def is_search_due(self, now: float) -> bool:
+        return False
+
+    def search(self) -> m.Restored | None:
+        raise AssertionError("there is nothing to search")
+
+
+class Checkpoints(NoCheckpoints):
+    def __init__(
+        self,
+        settings: CheckpointSettings,
+        config: RunConfig,
+        holder: Holder,
+        *,
+        me: str,
+        run: str,
+        feed: LedgerFeed,
+        events: EventLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._config = config
+        self._holder = holder
+        self._me = me
+        self._run = run
+        self._feed = feed
+        self._events = events
+        self._clock = clock
+        self._every = Every.parse(settings.every)
+        self._keep = Keep(last=settings.keep, every=settings.keep_every, best=settings.keep_best)
+        self._metrics_of: dict[int, Mapping[str, float]] = {}  # of committed checkpoints; of the saver's thread
+        self._schedule = Schedule(self._every, clock())
+        self._prepared = False
+        self._search_at: float | None = None
+        self._said = ""
+        self._saver = Saver(
+            lambda: open_storage(settings.uri),
+            Told(self._saved, self._trouble, self._recovered),
+            run=run,
+            config=asdict(config),
+            clock=clock,
+        )
+
+    # ---- while the training goes on
+
+    @property
+    def saving(self) -> bool:  # type: ignore[override]
+        return self._saver.is_busy
+
+    def is_due(self, step: int, *, first: bool) -> bool:
+        return self._schedule.is_due(step, self._clock(), first=first)
+
+    def save(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None:
+        """Begin to save the state as it is now, after `step` steps."""
+        started = self._clock()
+        snapshot = self._holder.capture(step)
+        self._schedule.begun(step, started)
+        if not self._saver.begin(snapshot, rank=members.index(self._me), count=len(members), metrics=metrics):
+            self._events.write("warning", text=f"step {step} is not saved: an earlier checkpoint is still on its way")
+
+    def save_last(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None:
+        """At the end of a loop over steps: unless it has just been saved, and when what is on its way has arrived."""
+        if self._saver.begun == step:
+            return
+        self._saver.settle(SETTLE_S) if self._saver.is_busy else None
+        self.save(step, members, metrics)
+        self.wait_copied()
+
+    def prepare(self, count: int) -> None:
+        """After the first step, when the optimizer has its state: make room for it, in the background."""
+        if not self._prepared:
+            self._prepared = True
+            self._saver.prepare(self._holder.capture(0).nbytes, count)
+
+    def wait_copied(self) -> None:
+        """Before anything may change the state."""
+        self._saver.wait_copied()
+
+    def member_lost(self) -> None:
+        self._schedule.lost()
+        self._saver.nudge()
+
+    # ---- the ways out
+
+    def settle(self) -> None:
+        """The script ends: what was begun should be committed first."""
+        if self._saver.begun is not None and not self._saver.settle(SETTLE_S):
+            self._events.write("warning", text=f"the checkpoint of step {self._saver.begun} is not committed yet")
+
+    def leave(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float], *, save: bool) -> None:
+        """This worker goes. `save`: the others may go too, and the state with them."""
+        if not save:
+            self._saver.wait_written(min(self._settings.notice_s, 5.0))
+            return
+        if self._saver.newest == step:
+            return
+        snapshot = self._holder.capture(step)
+        rank = members.index(self._me) if self._me in members else 0
+        notice_s = self._settings.notice_s
+        done = self._saver.finish(snapshot, rank=rank, count=len(members), metrics=metrics, timeout_s=notice_s)
+        if not done:
+            self._events.write("warning", text=f"step {step} could not be saved within {notice_s:g} s")
+
+    def close(self) -> None:
+        self._saver.close()
+
+    # ---- the way back
+
+    def search_at(self, when: float | None) -> None:
+        self._search_at = when
+
+    def is_search_due(self, now: float) -> bool:
+        return self._search_at is not None and now >= self._search_at
+
+    def search(self) -> m.Restored | None:
+        """Look into storage once. None: it is down, and is to be asked again; to start over would be wrong."""
+        self._search_at = None
+        try:
+            return m.Restored(self._restore())
+        except StorageUnavailable as error:
+            if error.message != self._said:
+                self._said = error.message
+                self._events.write("waiting", step=0, reason=f"looking for a checkpoint: {error.message}")
+            self._search_at = self._clock() + SEARCH_AGAIN_S
+            return None
+        except StorageError as error:
+            hint = error.hint or "`holdfast checkpoint ls URI` shows what is there"
+            raise ConfigError(error.message, hint=hint) from error
+
+    def _restore(self) -> int | None:
+        """Put the newest checkpoint that verifies in place, and return its step; None: there is none."""
+        started = self._clock()
+        storage = open_storage(self._settings.uri)
+        try:
+            found = newest_valid(storage, warn=lambda text: self._events.write("warning", text=text))
+        finally:
+            storage.close()
+        if found is None:
+            return None
+        manifest, snapshot = found
+        self._check(manifest)
+        self._holder.restore(snapshot, adopt=True)
+        self._schedule.resumed(manifest.step, self._clock())
+        duration_s = round(self._clock() - started, 4)
+        self._events.write("resumed", step=manifest.step, uri=storage.uri, bytes=snapshot.nbytes, duration_s=duration_s)
+        return manifest.step
+
+    def _check(self, manifest: Manifest) -> None:
+        uri = self._settings.uri
+        if manifest.run and self._run and manifest.run != self._run:
+            raise ConfigError(
+                f"{uri} has checkpoints of the run {manifest.run}, and this is {self._run}",
+                hint=f"give this run a place of its own, or go on with that one: --run {manifest.run}",
+            )
+        for name, mine in asdict(self._config).items():
+            if name not in _NO_BITS and name in manifest.config and manifest.config[name] != mine:
+                raise ConfigError(
+                    f"the checkpoint in {uri} was made with {name}={manifest.config[name]!r}, "
+                    f"and this run has {name}={mine!r}",
+                    hint="go on with the same settings, or start another run with another --checkpoint",
+                )
+
+    # ---- what the saver tells, from its thread
+
+    def _saved(self, saved: Saved, manifest: Manifest) -> None:
+        self._schedule.cost(saved.held_s, saved.duration_s)
+        if not saved.mine:
+            return
+        self._feed.put(KEY_CHECKPOINT, encode_json({"step": saved.step, "uri": self._settings.uri}))
+        self._events.write(
+            "checkpoint",
+            step=saved.step,
+            uri=self._settings.uri,
+            bytes=saved.bytes,
+            duration_s=round(saved.duration_s, 4),
+            held_s=round(saved.held_s, 4),
+        )
+        self._metrics_of[saved.step] = manifest.metrics
+        storage = open_storage(self._settings.uri)
+        try:
+            self._clear(storage)
+        except StorageError as error:
+            self._events.write("warning", text=f"old checkpoints could not be deleted: {error.message}")
+        finally:
+            storage.close()
+
+    def _clear(self, storage: Storage) -> None:
+        """Delete what is superseded, and what was never finished and has two newer ones."""
+        listed = list_checkpoints(storage)
+        committed = [entry.step for entry in listed if entry.committed]
+        if self._keep.best:
+            for step in committed:
+                if step not in self._metrics_of:
+                    try:
+                        self._metrics_of[step] = read_manifest(storage, step).metrics
+                    except (NotStored, StorageError):
+                        self._metrics_of[step] = {}
+        old = superseded([(step, self._metrics_of.get(step, {})) for step in committed], self._keep)
+        before = committed[1] if len(committed) > 1 else 0
+        for step in (*old, *(step for step in abandoned(listed) if step < before)):
+            delete_checkpoint(storage, step)
+
+    def _trouble(self, reason: str) -> None:
+        self._events.write("storage_down", uri=self._settings.uri, reason=reason)
+
+    def _recovered(self, down_s: float) -> None:
+        self._events.write("storage_up", uri=self._settings.uri, down_s=round(down_s, 3))
