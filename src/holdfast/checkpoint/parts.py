@@ -39,7 +39,7 @@ _FILE_NAME = re.compile(r"part-(\d{4,9})-([0-9a-f]{32})\.safetensors")
 _PIECE_SUFFIX = re.compile(r"#\d+\Z")
 
 # What every reader of safetensors knows. Other dtypes are stored as plain bytes; the manifest has the real one.
-_STORED_AS: dict[torch.dtype, str] = {
+STORED_AS: dict[torch.dtype, str] = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -176,7 +176,7 @@ def lay_out(names: Sequence[str], specs: Sequence[TensorSpec], step: int) -> lis
 
 def _cut(names: Sequence[str], specs: Sequence[TensorSpec]) -> Iterator[Piece]:
     for number, (name, spec) in enumerate(zip(names, specs, strict=True)):
-        dtype = _STORED_AS.get(spec.dtype)
+        dtype = STORED_AS.get(spec.dtype)
         size, nbytes = spec.dtype.itemsize if dtype else 1, spec.nbytes
         if nbytes <= PIECE_BYTES_MAX:
             shape = tuple(spec.shape[d] for d in spec.order) if spec.order else spec.shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,7 +90,28 @@ def read_tensors(
         _for_each_part(storage, manifest, progress, arena.read)
         return arena.tensors()
     targets = list(place(manifest.tree, manifest.specs))
-    flat = [flat_bytes(tensor, spec) for tensor, spec in zip(targets, manifest.specs, strict=True)]
+    _read_placed(storage, manifest, dict(enumerate(targets)), progress)
+    return targets
+
+
+def read_selected(
+    storage: Storage, manifest: Manifest, numbers: Iterable[int], *, progress: Progress | None = None
+) -> dict[int, torch.Tensor]:
+    """Some of the tensors, each in memory of its own; only the parts that have them are read."""
+    for sentence in _absent(storage, manifest).values():
+        raise IntegrityError(sentence)
+    targets = {}
+    for number in numbers:
+        spec = manifest.specs[number]
+        targets[number] = _shaped(torch.empty(spec.nbytes, dtype=torch.uint8), spec)
+    _read_placed(storage, manifest, targets, progress)
+    return targets
+
+
+def _read_placed(
+    storage: Storage, manifest: Manifest, targets: Mapping[int, torch.Tensor], progress: Progress | None
+) -> None:
+    flat = {number: flat_bytes(tensor, manifest.specs[number]) for number, tensor in targets.items()}
     scratch = _Scratch(manifest)
 
     def read(storage: Storage, part: Part, stored: Stored) -> None:
@@ -98,11 +119,12 @@ def read_tensors(
             for sentence in _read_whole(storage, manifest, part, stored, image):
                 raise IntegrityError(sentence)
             for piece in part.pieces:
-                source = image[piece.offset : piece.offset + piece.stop - piece.start]
-                flat[piece.tensor][piece.start : piece.stop].copy_(source)
+                if piece.tensor in flat:
+                    source = image[piece.offset : piece.offset + piece.stop - piece.start]
+                    flat[piece.tensor][piece.start : piece.stop].copy_(source)
 
-    _for_each_part(storage, manifest, progress, read)
-    return targets
+    wanted = {part.number for part in manifest.layout if any(piece.tensor in flat for piece in part.pieces)}
+    _for_each_part(storage, manifest, progress, read, wanted)
 
 
 def read_snapshot(
@@ -181,22 +203,27 @@ _ReadPart: TypeAlias = Callable[[Storage, Part, Stored], None]
 
 
 def _readers(storage: Storage, parts: int) -> int:
-    return min(max(storage.writers, READERS_MIN), READERS_MAX, parts)
+    return max(1, min(max(storage.writers, READERS_MIN), READERS_MAX, parts))
 
 
-def _for_each_part(storage: Storage, manifest: Manifest, progress: Progress | None, read: _ReadPart) -> None:
-    done = 0
-    with ThreadPoolExecutor(_readers(storage, len(manifest.parts)), thread_name_prefix="holdfast-read") as pool:
-        futures = {
-            pool.submit(read, storage, part, stored): stored.size
-            for part, stored in zip(manifest.layout, manifest.parts, strict=True)
-        }
+def _for_each_part(
+    storage: Storage,
+    manifest: Manifest,
+    progress: Progress | None,
+    read: _ReadPart,
+    wanted: Collection[int] | None = None,
+) -> None:
+    pairs = zip(manifest.layout, manifest.parts, strict=True)
+    chosen = [(part, stored) for part, stored in pairs if wanted is None or part.number in wanted]
+    done, total = 0, sum(stored.size for _, stored in chosen)
+    with ThreadPoolExecutor(_readers(storage, len(chosen)), thread_name_prefix="holdfast-read") as pool:
+        futures = {pool.submit(read, storage, part, stored): stored.size for part, stored in chosen}
         try:
             for future in as_completed(futures):
                 future.result()
                 done += futures[future]
                 if progress:
-                    progress(done, manifest.nbytes)
+                    progress(done, total)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
