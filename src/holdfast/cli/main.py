@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from holdfast.cli.checkpoint import add_arguments as add_checkpoint_arguments
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
+from holdfast.cli.saving import add_checkpoint_flags, checkpoint_settings
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError
 from holdfast.launch.environment import PATHS
 
@@ -108,6 +109,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--keys", default="", metavar="DIR", help="the run's keys, made by `holdfast keys create`")
     run.add_argument("--advertise", default="", metavar="HOST", help="where other hosts reach this one's workers")
     run.add_argument("--outage", type=float, default=300.0, metavar="S", help="train on so long without the ledger")
+    add_checkpoint_flags(run)
     run.add_argument("--lease", type=float, default=2.0, metavar="S", help="seconds until a silent worker is hung")
     _add_directory(run)
     # Everything from the script on is the script's own, whatever it looks like.
@@ -168,6 +170,7 @@ def _run(options: argparse.Namespace) -> int:
         keys=str(Path(options.keys).expanduser().resolve()) if options.keys else "",
         advertise=options.advertise,
         outage_s=options.outage,
+        checkpoint=checkpoint_settings(options),
     )
     settings.validate()
     if options.run is None:
