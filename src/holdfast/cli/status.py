@@ -62,6 +62,9 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "ledger": described.get("ledger") or None,
         "ledger_away": sorted(record.cut_off) if living or agent is not None else [],
         "paused": dict(record.waiting) if living else {},
+        "checkpoint": record.saved,
+        "checkpoint_uri": record.saved_to or (described.get("checkpoint") or {}).get("uri") or None,
+        "storage_away": dict(record.unsaved) if living else {},
         "digest": (record.finished or {}).get("digest"),
         "ended": record.ended or None,
         "command": described.get("command"),
@@ -131,6 +134,12 @@ def _lines(status: dict[str, Any]) -> list[str]:
     if status["ledger_away"]:
         who = ", ".join(status["ledger_away"])
         lines.append(f"ledger: {who} cannot reach it; the membership is frozen, and training goes on without it")
+    if status["checkpoint"] is not None:
+        lines.append(f"checkpoint: step {status['checkpoint']} in {status['checkpoint_uri']}")
+    elif status["checkpoint_uri"]:
+        lines.append(f"checkpoint: none yet in {status['checkpoint_uri']}")
+    for worker, reason in status["storage_away"].items():
+        lines.append(f"storage: {worker} cannot save, and its newest snapshot waits in memory: {reason}")
     for worker, reason in status["paused"].items():
         lines.append(f"paused: {worker}: {reason}")
     for worker in status["workers"]:

@@ -48,7 +48,7 @@ from holdfast.launch.directory import RunDirectory
 from holdfast.launch.history import History
 from holdfast.launch.ledger_watch import LedgerAway, LedgerBack, LedgerChange, LedgerState, LedgerWatch
 from holdfast.launch.ledgers import AgentLedgers
-from holdfast.launch.policy import Action, AnnounceStop, AskToLeave, End, Kill, Policy, Start
+from holdfast.launch.policy import STOP_GRACE_S, Action, AnnounceStop, AskToLeave, End, Kill, Policy, Start
 from holdfast.launch.presence import HostPresence, check_keys, other_hosts
 from holdfast.launch.proc import find_workers
 from holdfast.launch.processes import DeathWatch, WorkerProcess, allow_open_files, fence
@@ -120,7 +120,9 @@ class Agent:
         self._history = history
         self._reporter = Reporter(settings, directory, history.record, screen)
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._policy = Policy(settings.workers, settings.spares, settings.restarts)
+        # Whoever is asked to leave may save first, which takes as long as the notice at most.
+        grace_s = max(STOP_GRACE_S, settings.checkpoint.notice_s + 5.0) if settings.checkpoint.uri else STOP_GRACE_S
+        self._policy = Policy(settings.workers, settings.spares, settings.restarts, grace_s)
         self._registered: set[str] = set()
         self._buried: set[str] = set()
         self._interrupts = 0

@@ -103,6 +103,7 @@ class Policy:
     workers: int
     spares: int
     restarts_max: int
+    stop_grace_s: float = STOP_GRACE_S
     step: int = 0  # the highest that was ever seen
     restarts: int = 0
     stopping: str = ""
@@ -224,7 +225,7 @@ class Policy:
         """Finish the step and leave in order."""
         if not self.stopping and not self.done:
             self.stopping, self._announce = reason, reason
-            self._stop_by, self._stop_code = now + STOP_GRACE_S, exit_code
+            self._stop_by, self._stop_code = now + self.stop_grace_s, exit_code
 
     def stop_at_once(self, reason: str, exit_code: int) -> None:
         self._end = self._end or End("stopped", exit_code, reason)

@@ -37,6 +37,9 @@ class RunRecord:
     workers: dict[str, WorkerRecord] = field(default_factory=dict)
     cut_off: dict[str, float] = field(default_factory=dict)  # who cannot reach the ledger, since when
     waiting: dict[str, str] = field(default_factory=dict)  # who does not get on, and why
+    saved: int | None = None  # the step of the newest checkpoint
+    saved_to: str = ""
+    unsaved: dict[str, str] = field(default_factory=dict)  # who cannot save, and why
 
     def feed(self, event: Mapping[str, Any]) -> None:
         """Take one event. Fields that are missing or wrong are passed over: a log is never a reason to fail."""
@@ -77,6 +80,7 @@ class RunRecord:
     def _on_worker_exited(self, event: Mapping[str, Any]) -> None:
         record = self.worker(event.get("worker"))
         self.cut_off.pop(str(event.get("worker")), None)
+        self.unsaved.pop(str(event.get("worker")), None)
         self.waiting.pop(str(event.get("worker")), None)
         record.alive = False
         record.state = str(event.get("reason", "exited"))
@@ -122,6 +126,20 @@ class RunRecord:
     def _on_ledger_up(self, event: Mapping[str, Any]) -> None:
         self.cut_off.pop(str(event["who"]), None)
 
+    def _on_checkpoint(self, event: Mapping[str, Any]) -> None:
+        self.saved, self.saved_to = int(event["step"]), str(event.get("uri", ""))
+        self.unsaved.pop(str(event["who"]), None)
+
+    def _on_resumed(self, event: Mapping[str, Any]) -> None:
+        self.step = self.saved = int(event["step"])
+        self.saved_to = str(event.get("uri", ""))
+
+    def _on_storage_down(self, event: Mapping[str, Any]) -> None:
+        self.unsaved[str(event["who"])] = str(event.get("reason", ""))
+
+    def _on_storage_up(self, event: Mapping[str, Any]) -> None:
+        self.unsaved.pop(str(event["who"]), None)
+
     def _on_waiting(self, event: Mapping[str, Any]) -> None:
         self.waiting[str(event["who"])] = str(event.get("reason", ""))
 
@@ -158,6 +176,10 @@ def progress_line(record: RunRecord, *, workers: int) -> str:
         parts.append(f"view {record.view}")
     if record.failures:
         parts.append(f"{count(record.failures, 'failure')} survived")
+    if record.saved is not None:
+        parts.append(f"saved {record.saved}")
+    if record.unsaved:
+        parts.append("storage away: the newest snapshot waits in memory")
     if record.cut_off:
         parts.append("ledger away: membership frozen")
     if record.waiting:
@@ -178,6 +200,8 @@ def closing_lines(record: RunRecord, name: str) -> list[str]:
         ordered = sorted(record.recoveries_s)
         median, worst = ordered[len(ordered) // 2], ordered[-1]
         lines.append(f"recovery: median {median * 1000:.0f} ms, worst {worst * 1000:.0f} ms after a loss was noticed")
+    if record.saved is not None:
+        lines.append(f"checkpoint: step {record.saved} in {record.saved_to}")
     if len(record.digests) == 1:
         lines.append(f"weights: {next(iter(record.digests))}")
     elif record.digests:

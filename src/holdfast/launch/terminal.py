@@ -101,6 +101,8 @@ class Narrator:
         self._lost: set[str] = set()
         self._recovered = -1
         self._ledger_down = False
+        self._unsaved: set[str] = set()  # who said that storage is away
+        self._saved = False
 
     def sentence(self, event: Mapping[str, Any]) -> str:
         """The sentence for an event, or "" where there is nothing new to say."""
@@ -155,6 +157,33 @@ class Narrator:
     def _on_ledger_up(self, event: Mapping[str, Any]) -> str:
         said, self._ledger_down = self._ledger_down, False
         return "the ledger is back" if said else ""
+
+    def _on_checkpoint(self, event: Mapping[str, Any]) -> str:
+        """The first is said; of the later ones the progress line tells."""
+        said, self._saved = self._saved, True
+        if said:
+            return ""
+        megabytes = float(event.get("bytes", 0)) / 1e6
+        return f"step {event.get('step')} is saved to {event.get('uri')} ({megabytes:,.1f} MB)"
+
+    def _on_resumed(self, event: Mapping[str, Any]) -> str:
+        return f"training resumes at step {event.get('step')}, from {event.get('uri')}"
+
+    def _on_storage_down(self, event: Mapping[str, Any]) -> str:
+        said = bool(self._unsaved)
+        self._unsaved.add(str(event["who"]))
+        if said:
+            return ""
+        return (
+            f"{event['who']} cannot save to {event.get('uri')}; training goes on, "
+            f"the newest snapshot waits in memory: {event.get('reason')}"
+        )
+
+    def _on_storage_up(self, event: Mapping[str, Any]) -> str:
+        if str(event["who"]) not in self._unsaved:
+            return ""
+        self._unsaved.discard(str(event["who"]))
+        return "" if self._unsaved else "storage is back"
 
     def _on_waiting(self, event: Mapping[str, Any]) -> str:
         return f"{event['who']} is paused at step {event.get('step')}: {event.get('reason')}"
