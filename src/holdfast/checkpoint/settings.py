@@ -19,12 +19,13 @@ FLAGS = (
     ("--keep-best", "keep_best"),
     ("--notice", "notice_s"),
 )
+NOWHERE = "none"
 NOTICE_S_MIN, NOTICE_S_MAX = 1.0, 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
-    """An empty `uri`: the run keeps none."""
+    """Where `uri` is empty, it is for the agent to say; to a worker that is told nothing else, it means nowhere."""
 
     uri: str = ""
     every: str = "auto"
@@ -32,11 +33,11 @@ class CheckpointSettings:
     keep_every: int = 0  # and those of every so many steps; 0: no others
     keep_best: str = ""  # and the best by a metric, as in "loss:min"
     notice_s: float = 25.0  # how long a worker that is asked to leave may take to save
+    own: bool = False  # `uri` is the run's own directory, which may move with it
 
     def validate(self) -> CheckpointSettings:
-        if not self.uri:
-            return self
-        check_uri(self.uri)
+        if self.uri and self.uri != NOWHERE:
+            check_uri(self.uri)
         Every.parse(self.every)
         if type(self.keep) is not int or self.keep < 1:
             raise ConfigError(f"keep is {self.keep!r}", hint="at least the newest checkpoint is kept: keep 1 or more")
@@ -53,9 +54,20 @@ class CheckpointSettings:
 
     def at_home(self) -> CheckpointSettings:
         """With an absolute path, where it is one: workers may change their directory."""
-        if not self.uri or scheme_of(self.uri):
+        if self.uri in ("", NOWHERE) or scheme_of(self.uri):
             return self
         return replace(self, uri=str(Path(self.uri).expanduser().resolve()))
+
+    def placed(self, run_directory: Path, *, alone: bool) -> CheckpointSettings:
+        """For workers. A run that is alone on its host keeps checkpoints in its own directory, if not told otherwise.
+
+        On several hosts there is no such place: the directories of one are not those of the others.
+        """
+        if self.uri == NOWHERE:
+            return replace(self, uri="")
+        if self.uri or not alone:
+            return self
+        return replace(self, uri=str(run_directory / "checkpoints"), own=True)
 
     def changed(self, **changes: Any) -> CheckpointSettings:
         """With those of `changes` that are given."""

@@ -9,7 +9,7 @@ from holdfast.checkpoint.settings import CheckpointSettings
 
 def add_checkpoint_flags(run: argparse.ArgumentParser) -> None:
     default = CheckpointSettings()
-    run.add_argument("--checkpoint", default="", metavar="URI", help="keep checkpoints in a directory, s3://, hdfs://")
+    run.add_argument("--checkpoint", default="", metavar="URI", help="where checkpoints are kept (or: none)")
     run.add_argument("--save-every", default=default.every, metavar="N", help="500 (steps), 10min or auto (default)")
     run.add_argument("--keep", type=int, default=default.keep, metavar="K", help="the newest K stay (default: 3)")
     run.add_argument("--keep-every", type=int, default=0, metavar="N", help="and those of every N steps")

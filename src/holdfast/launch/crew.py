@@ -94,7 +94,7 @@ class Crew:
             keys=settings.keys,
             advertise=settings.advertise,
             outage_s=settings.outage_s if settings.ledger else 0.0,
-            checkpoint=settings.checkpoint.encode() if settings.checkpoint.uri else "",
+            checkpoint=settings.checkpoint.placed(self._directory.path, alone=not settings.ledger).encode(),
         )
         variables = {
             **os.environ,

@@ -68,6 +68,20 @@ class Kept:
     metrics: Mapping[str, float]
     is_intact: Callable[[], bool]  # False: the memory was used for a later step meanwhile
 
+    def note(self) -> dict[str, Any]:
+        """What a member that is sent the memory must know besides."""
+        return {"bulk": 1, "p": sorted(self.present), "m": dict(self.metrics)}
+
+    @classmethod
+    def received(cls, step: int, layout: Layout, memory: torch.Tensor, note: Any) -> Kept:
+        """With the note of a peer, who may have sent anything: ProtocolError. The memory is filled afterwards."""
+        try:
+            present = frozenset(map(int, note["p"]))
+            metrics = {str(name): float(value) for name, value in note["m"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProtocolError("a peer's note on a result makes no sense") from error
+        return cls(step, layout, memory, present, metrics, lambda: True)
+
 
 class Path(Protocol):
     """How gradients travel."""

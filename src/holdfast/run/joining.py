@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from holdfast.checkpoint.settings import CheckpointSettings
+from holdfast.checkpoint.settings import NOWHERE, CheckpointSettings
 from holdfast.core.config import NON_FINITE, NUMERICS, RunConfig
 from holdfast.core.errors import ConfigError, LedgerUnavailable, NumericsError
 from holdfast.core.words import KEY_CONFIG, KEY_NUMERICS, KEY_SIZE, Registration, encode_json
@@ -101,7 +101,10 @@ def join(
     threads = threads or (environment.threads if environment else 1)
     told = CheckpointSettings.decode(environment.checkpoint if environment else "")
     every = None if save_every is None else str(save_every)
-    saving = told.changed(uri=checkpoint, every=every, keep=keep).at_home().validate()
+    saving = told.changed(uri=checkpoint, own=False if checkpoint else None, every=every, keep=keep)
+    saving = saving.at_home().validate()
+    if saving.uri == NOWHERE:
+        saving = saving.changed(uri="")
     config = RunConfig(
         batch=batch,
         shards=shards,
@@ -113,7 +116,7 @@ def join(
         parameters=sum(parameter.numel() for parameter in exact.parameters),
         path=_path(environment),
         outage_s=environment.outage_s if environment else 0.0,
-        checkpoint=saving.uri,
+        checkpoint="" if saving.own else saving.uri,
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from holdfast.core.errors import Evicted, IntegrityError, PeerError, ProtocolError, Stopped
+from holdfast.core.errors import Evicted, IntegrityError, PeerError, Stopped
 from holdfast.core.words import Registration
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
@@ -353,8 +353,7 @@ class Worker:
         copy = kept.memory.clone()  # it may lie in a neighbour's memory, which may be used again at any time
         if kept.step != effect.step or not kept.is_intact():
             self._leave(m.End("evicted", f"the mean of step {effect.step}, which others lack, is no longer whole here"))
-        note = {"bulk": 1, "p": sorted(kept.present), "m": dict(kept.metrics)}
-        group.send(effect.to, encode(m.Result(effect.step), note))
+        group.send(effect.to, encode(m.Result(effect.step), kept.note()))
         data: memoryview = copy.numpy().data
         try:
             group.exchange([(effect.to, [data])], [], interrupted=self._interrupted)
@@ -366,13 +365,10 @@ class Worker:
         layout = self._exact.layout()
         memory = torch.empty(layout.slot_bytes, dtype=torch.uint8)
         data: memoryview = memory.numpy().data
-        try:
-            present = frozenset(map(int, item.note["p"]))
-            metrics = {str(name): float(value) for name, value in item.note["m"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ProtocolError("a peer's note on a result makes no sense") from error
+        assert isinstance(item.message, m.Result)
+        kept = Kept.received(item.message.step, layout, memory, item.note)
         group.exchange([], [(item.peer, [data])], interrupted=self._interrupted)
-        self.kept = Kept(item.message.step, layout, memory, present, metrics, lambda: True)  # type: ignore[union-attr]
+        self.kept = kept
 
     def _serve(self, effect: m.Serve) -> None:
         assert self.machine.view is not None
