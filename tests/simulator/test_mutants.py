@@ -160,7 +160,39 @@ class DoesNotKnockAtTheDoor(Machine):
         return None
 
 
+class StartsOverWithoutASearch(Machine):
+    """Where nobody has state, training begins anew, whatever is in storage."""
+
+    def _search(self, view: View) -> list[m.Effect]:
+        self._reports[view.members[0]] = replace(self._reports[view.members[0]], searched=True)
+        return self._reconcile_if_complete(0.0)
+
+
+class BelievesAnOldSearch(Machine):
+    """That there was no checkpoint once is taken for granted in every later view."""
+
+    def _restored(self, event: m.Restored, now: float) -> list[m.Effect]:
+        self.found_nothing = event.step is None
+        return super()._restored(event, now)
+
+    def _forget_view(self) -> None:
+        super()._forget_view()
+        self._searched = getattr(self, "found_nothing", False)
+
+
+class SavesBeforeItApplies(Machine):
+    """Takes its snapshot when the step commits, not when it is applied."""
+
+    def _commit(self, step: int, *, received: bool) -> list[m.Effect]:
+        effects = super()._commit(step, received=received)
+        assert self.view is not None
+        return [m.Save(step + 1, self.view.members), *effects] if self._save_due else effects
+
+
 MUTANT_MACHINES = [
+    StartsOverWithoutASearch,
+    BelievesAnOldSearch,
+    SavesBeforeItApplies,
     NoFence,
     AppliesTwice,
     SkipsReconciliation,

@@ -1,0 +1,296 @@
+"""Savers of several workers with one storage: shares, losses, outages, and a state that changes behind their backs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.checkpoint import parts, share
+from holdfast.checkpoint.manifest import Manifest, directory_of, manifest_name
+from holdfast.checkpoint.reading import newest_valid, read_snapshot, verify
+from holdfast.checkpoint.saver import Doing, Saved, Saver, Told
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.port import Stored
+from holdfast.core.errors import StorageUnavailable
+from holdfast.state.codec import flatten, pack_tree
+from holdfast.state.snapshot import Snapshot
+
+WAIT_S = 20.0
+
+
+class Gated:
+    """A storage whose writes can be held, or made to fail."""
+
+    def __init__(self, path: Path) -> None:
+        self._real = LocalStorage(path)
+        self.uri = self._real.uri
+        self.writers = 1
+        self.open = threading.Event()
+        self.open.set()
+        self.entered = threading.Event()
+        self.down = ""
+        self.read, self.read_into, self.delete = self._real.read, self._real.read_into, self._real.delete
+        self.close = self._real.close
+
+    def _pass(self) -> None:
+        self.entered.set()
+        assert self.open.wait(WAIT_S)
+        if self.down:
+            raise StorageUnavailable(self.down)
+
+    def write(self, name: str, data: memoryview) -> None:
+        self._pass()
+        self._real.write(name, data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        self._pass()
+        return self._real.create(name, data)
+
+    def list(self, prefix: str = "") -> list[Stored]:
+        self._pass()
+        return self._real.list(prefix)
+
+
+class Worker:
+    """A saver with its own copy of the state, as a worker has one, and what it was told."""
+
+    def __init__(self, rank: int, count: int, path: Path) -> None:
+        self.rank, self.count = rank, count
+        self.storage = Gated(path)
+        self.saved: list[Saved] = []
+        self.troubles: list[str] = []
+        self.recoveries: list[float] = []
+        told = Told(lambda saved, manifest: self.saved.append(saved), self.troubles.append, self.recoveries.append)
+        self.saver = Saver(lambda: self.storage, told, run="r", config={"batch": 4})
+        self.state = make_state(0)
+
+    def begin(self, step: int) -> bool:
+        return self.saver.begin(snapshot_of(self.state, step), rank=self.rank, count=self.count, metrics={"loss": 0.5})
+
+
+def make_state(step: int) -> dict[str, torch.Tensor]:
+    return {f"tensor{number}": torch.full((5000,), float(step * 100 + number)) for number in range(9)}
+
+
+def snapshot_of(state: dict[str, torch.Tensor], step: int) -> Snapshot:
+    tree, tensors = flatten(state, sort=True)
+    return Snapshot(step, pack_tree(tree), tuple(tensors))
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART_BYTES", 32 * 1024)  # one tensor in each
+    monkeypatch.setattr("holdfast.checkpoint.manifest.PART_BYTES", 32 * 1024)
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Iterator[Callable[[int], list[Worker]]]:
+    made: list[Worker] = []
+
+    def make(count: int) -> list[Worker]:
+        workers = [Worker(rank, count, tmp_path) for rank in range(count)]
+        made.extend(workers)
+        return workers
+
+    yield make
+    for worker in made:
+        worker.storage.open.set()
+        worker.saver.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    done = threading.Event()
+    for _ in range(int(WAIT_S / 0.01)):
+        if condition():
+            return
+        done.wait(0.01)
+    raise AssertionError("it did not come to pass")
+
+
+def whole(path: Path, step: int) -> Snapshot:
+    storage = LocalStorage(path)
+    assert verify(storage, step) == []
+    return read_snapshot(storage, step)[1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_each_writes_its_share_and_one_commits(count: int, crew: Callable[[int], list[Worker]], tmp_path: Path) -> None:
+    workers = crew(count)
+    for step in (10, 20):
+        for worker in workers:
+            worker.state = make_state(step)
+            assert worker.begin(step)
+        for worker in workers:
+            worker.saver.wait_copied()
+            for tensor in worker.state.values():
+                tensor.fill_(-1.0)  # the optimizer's next step
+        assert all(worker.saver.settle(WAIT_S) for worker in workers)
+        assert sum(saved.mine for worker in workers for saved in worker.saved if saved.step == step) == 1
+        found = whole(tmp_path, step)
+        assert all(torch.equal(a, b) for a, b in zip(found.tensors, make_state(step).values(), strict=True))
+    assert all(worker.troubles == [] for worker in workers)
+
+
+def test_two_hold_each_part_and_no_more(crew: Callable[[int], list[Worker]]) -> None:
+    held: dict[int, int] = {}
+    for rank in range(4):
+        one = share.Share(snapshot_of(make_state(1), 1), rank, 4, {}, 0.0)
+        for number in range(9):
+            held[number] = held.get(number, 0) + (rank in one.holders(number))
+    assert set(held.values()) == {share.COPIES}
+
+
+def test_a_lost_workers_share_is_written_by_another(crew: Callable[[int], list[Worker]], tmp_path: Path) -> None:
+    workers = crew(3)
+    for worker in workers[:2]:  # the third dies before it writes anything
+        worker.state = make_state(10)
+        worker.begin(10)
+    for worker in workers[:2]:
+        until(lambda worker=worker: worker.saver.doing is Doing.LOOKING)  # type: ignore[misc]
+    assert not (tmp_path / manifest_name(10)).exists()
+    for worker in workers[:2]:
+        worker.saver.nudge()
+    until(lambda: (tmp_path / manifest_name(10)).exists())
+    whole(tmp_path, 10)
+
+
+def test_the_state_may_be_read_until_it_is_copied_and_not_after(
+    crew: Callable[[int], list[Worker]], tmp_path: Path
+) -> None:
+    (worker,) = crew(1)
+    worker.storage.open.clear()  # storage takes its time
+    worker.state = make_state(10)
+    worker.begin(10)
+    worker.saver.wait_copied()
+    for tensor in worker.state.values():
+        tensor.zero_()
+    assert worker.saver.is_busy and not worker.begin(11), "a newer snapshot took the place of one under way"
+    worker.storage.open.set()
+    assert worker.saver.settle(WAIT_S)
+    assert float(whole(tmp_path, 10).tensors[3][0]) == 1003.0
+
+
+def test_an_outage_is_told_once_and_the_newest_snapshot_waits(
+    crew: Callable[[int], list[Worker]], tmp_path: Path
+) -> None:
+    (worker,) = crew(1)
+    worker.storage.down = "no route to storage"
+    worker.state = make_state(10)
+    worker.begin(10)
+    until(lambda: worker.saver.doing is Doing.STUCK)
+    assert not worker.saver.is_busy
+    worker.state = make_state(20)
+    until(lambda: worker.begin(20))
+    until(lambda: worker.saver.doing is Doing.STUCK)
+    worker.storage.down = ""
+    assert worker.saver.settle(WAIT_S)
+    assert worker.troubles == ["no route to storage"] and len(worker.recoveries) == 1
+    assert [saved.step for saved in worker.saved] == [20]
+    assert not (tmp_path / directory_of(10)).exists() or not (tmp_path / manifest_name(10)).exists()
+    whole(tmp_path, 20)
+
+
+def test_parts_of_another_state_of_the_same_step_are_not_taken_for_ours(
+    crew: Callable[[int], list[Worker]], tmp_path: Path
+) -> None:
+    """A save that a run with another script broke off left parts of the same numbers and sizes, with other digests."""
+    (stranger,) = crew(1)
+    stranger.state = make_state(99)
+    stranger.begin(10)
+    assert stranger.saver.settle(WAIT_S)
+    (tmp_path / manifest_name(10)).unlink()
+    workers = crew(3)
+    for worker in workers[:2]:
+        worker.state = make_state(10)
+        worker.begin(10)
+    for worker in workers[:2]:
+        until(lambda worker=worker: worker.saver.doing is Doing.LOOKING)  # type: ignore[misc]
+    assert not (tmp_path / manifest_name(10)).exists(), "parts of two states were committed as one"
+    workers[2].state = make_state(10)
+    workers[2].begin(10)
+    assert workers[2].saver.settle(WAIT_S)
+    assert float(whole(tmp_path, 10).tensors[0][0]) == 1000.0
+
+
+@pytest.mark.parametrize("there", ["damaged", "of another state"])
+def test_a_manifest_that_is_no_good_is_replaced(
+    there: str, crew: Callable[[int], list[Worker]], tmp_path: Path
+) -> None:
+    stranger, worker = crew(1)[0], crew(1)[0]
+    stranger.state = make_state(99)
+    stranger.begin(10)
+    assert stranger.saver.settle(WAIT_S)
+    if there == "damaged":
+        data = bytearray((tmp_path / manifest_name(10)).read_bytes())
+        data[len(data) // 2] ^= 1
+        (tmp_path / manifest_name(10)).write_bytes(data)
+    worker.state = make_state(10)
+    worker.begin(10)
+    assert worker.saver.settle(WAIT_S)
+    assert float(whole(tmp_path, 10).tensors[0][0]) == 1000.0
+
+
+@pytest.mark.parametrize("present", [1, 2, 3])
+def test_the_last_state_is_written_by_whoever_is_there(
+    present: int, crew: Callable[[int], list[Worker]], tmp_path: Path
+) -> None:
+    workers = crew(3)[:present]
+    results: list[bool] = []
+    threads = []
+    for worker in workers:
+        worker.state = make_state(30)
+        snapshot = snapshot_of(worker.state, 30)
+
+        def finish(worker: Worker = worker, snapshot: Snapshot = snapshot) -> None:
+            results.append(worker.saver.finish(snapshot, rank=worker.rank, count=3, metrics={}, timeout_s=WAIT_S))
+
+        threads.append(threading.Thread(target=finish))
+        threads[-1].start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert results == [True] * present
+    whole(tmp_path, 30)
+
+
+def test_the_last_state_takes_the_place_of_what_is_under_way(
+    crew: Callable[[int], list[Worker]], tmp_path: Path
+) -> None:
+    (worker,) = crew(1)
+    worker.storage.open.clear()
+    worker.state = make_state(10)
+    worker.begin(10)
+    worker.saver.wait_copied()
+    assert worker.storage.entered.wait(WAIT_S)
+    threading.Timer(0.05, worker.storage.open.set).start()
+    worker.state = make_state(11)
+    snapshot = snapshot_of(worker.state, 11)
+    assert worker.saver.finish(snapshot, rank=0, count=1, metrics={}, timeout_s=WAIT_S)
+    found = newest_valid(LocalStorage(tmp_path), warn=print)
+    assert found is not None and found[0].step == 11
+
+
+def test_a_notice_that_is_too_short_is_a_no(crew: Callable[[int], list[Worker]]) -> None:
+    (worker,) = crew(1)
+    worker.storage.down = "no route to storage"
+    assert not worker.saver.finish(snapshot_of(make_state(1), 1), rank=0, count=1, metrics={}, timeout_s=0.2)
+
+
+def test_the_manifest_says_whose_it_is(crew: Callable[[int], list[Worker]], tmp_path: Path) -> None:
+    (worker,) = crew(1)
+    worker.begin(5)
+    assert worker.saver.settle(WAIT_S)
+    manifest: Manifest = read_snapshot(LocalStorage(tmp_path), 5)[0]
+    assert (manifest.run, manifest.config, manifest.metrics) == ("r", {"batch": 4}, {"loss": 0.5})
+
+
+def test_room_is_made_before_it_is_needed(crew: Callable[[int], list[Worker]]) -> None:
+    (worker,) = crew(1)
+    worker.saver.prepare(1 << 20, 1)
+    until(lambda: worker.saver._arena_bytes() >= 1 << 20)
+    arena = worker.saver._arena
+    worker.begin(5)
+    assert worker.saver.settle(WAIT_S) and worker.saver._arena is arena

@@ -1,0 +1,129 @@
+"""Stories of one machine around checkpoints: when all save, who looks for one, who must not go without."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.core.words import View
+from holdfast.membership import messages as m
+from holdfast.membership.codec import LENGTH, decode, encode
+from holdfast.membership.machine import Machine, Phase
+from holdfast.membership.view_rules import LedgerState, Registered, Report
+
+MEMBERS = ("w0.1", "w1.1")
+NOW = 100.0
+
+
+def kinds(effects: list[m.Effect]) -> list[type]:
+    return [type(effect) for effect in effects]
+
+
+def entered(me: str, *, checkpoints: bool = True) -> tuple[Machine, list[m.Effect]]:
+    """In view 1, and the other has told that it has no state either."""
+    machine = Machine(me, shards=4, digest="same", two_rounds=False, checkpoints=checkpoints)
+    registered = tuple(Registered(id, index) for index, id in enumerate(MEMBERS))
+    machine.handle(m.LedgerSaw(LedgerState(View(1, MEMBERS), 1, registered, size=2)), NOW)
+    other = next(member for member in MEMBERS if member != me)
+    return machine, machine.handle(m.Heard(1, other, Report(None, digest="same")), NOW)
+
+
+def trains(me: str = "w0.1") -> Machine:
+    machine, _ = entered(me)
+    if me == MEMBERS[0]:
+        machine.handle(m.Restored(None), NOW)
+    else:
+        machine.handle(m.Heard(1, MEMBERS[0], Report(None, digest="same", searched=True)), NOW)
+    assert machine.phase is Phase.COMPUTING
+    return machine
+
+
+def step(machine: Machine, *, mine: m.Computed, theirs: m.Ready) -> list[m.Effect]:
+    """One step, in which the other brings shards 2 and 3."""
+    machine.handle(mine, NOW)
+    machine.handle(m.Heard(1, "w1.1", theirs), NOW)
+    machine.handle(m.Reduced(mine.step), NOW)
+    assert machine.phase is Phase.APPLYING
+    return machine.handle(m.Applied(mine.step), NOW)
+
+
+def test_without_checkpoints_nobody_searches() -> None:
+    machine, effects = entered("w0.1", checkpoints=False)
+    assert m.Restore not in kinds(effects) and machine.phase is Phase.COMPUTING
+
+
+def test_the_first_member_searches_and_the_others_wait_for_its_word() -> None:
+    first, effects = entered("w0.1")
+    assert kinds(effects) == [m.Restore] and first.searching
+    second, effects = entered("w1.1")
+    assert effects == [] and second.phase is Phase.FORMING and "w0.1" in second.reason
+
+
+def test_what_was_found_is_told_and_fetched_from_memory() -> None:
+    first, _ = entered("w0.1")
+    effects = first.handle(m.Restored(120), NOW)
+    told = next(effect.message for effect in effects if isinstance(effect, m.Broadcast))
+    assert isinstance(told, Report) and told.next == 120
+    assert m.Serve(120, ("w1.1",)) in effects and first.next == 120
+    second, _ = entered("w1.1")
+    assert second.handle(m.Heard(1, "w0.1", told), NOW) == [m.Fetch(120, ("w0.1",))]
+
+
+def test_nothing_found_is_a_new_beginning_for_all() -> None:
+    assert trains("w0.1").next == 0
+    assert trains("w1.1").next == 0
+
+
+def test_a_view_that_comes_during_the_search_is_told_what_it_found() -> None:
+    machine, _ = entered("w0.1")
+    registered = (Registered("w0.1", 0), Registered("w2.1", 2))
+    machine.handle(m.LedgerSaw(LedgerState(View(2, ("w0.1", "w2.1")), 2, registered, size=2)), NOW)
+    assert not machine.searching
+    assert machine.handle(m.Restored(7), NOW) == [] and machine.next == 7
+
+
+def test_all_save_when_one_says_that_it_is_due() -> None:
+    machine = trains()
+    effects = step(machine, mine=m.Computed(0), theirs=m.Ready(0, (2, 3), save=True))
+    assert effects[0] == m.Save(1, MEMBERS)
+    effects = step(machine, mine=m.Computed(1), theirs=m.Ready(1, (2, 3)))
+    assert m.Save not in kinds(effects)
+
+
+def test_nobody_saves_while_one_is_still_at_it() -> None:
+    effects = step(trains(), mine=m.Computed(0, save=True), theirs=m.Ready(0, (2, 3), saving=True))
+    assert m.Save not in kinds(effects)
+
+
+@pytest.mark.parametrize("all_leave", [True, False])
+def test_who_leaves_last_saves(all_leave: bool) -> None:
+    machine = trains()
+    machine.handle(m.LeaveAsked(), NOW)
+    effects = step(machine, mine=m.Computed(0), theirs=m.Ready(0, (2, 3), leaving=all_leave))
+    assert effects[-1] == m.End("left", "asked to leave", save=all_leave)
+
+
+def test_a_run_that_stops_is_saved() -> None:
+    effects = step(trains(), mine=m.Computed(0), theirs=m.Ready(0, (2, 3), stop="enough"))
+    assert effects[-1] == m.End("stopped", "enough", save=True)
+
+
+def test_who_leaves_without_a_group_cannot_know_whether_others_stay() -> None:
+    machine = trains()
+    step(machine, mine=m.Computed(0), theirs=m.Ready(0, (2, 3)))
+    machine.handle(m.Computed(1), NOW)
+    machine.handle(m.PeerLost(1, "w1.1", "gone"), NOW)
+    assert machine.phase is Phase.BROKEN
+    assert machine.handle(m.LeaveAsked(), NOW)[-1] == m.End("left", "asked to leave", save=True)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Ready(3, (0, 1), save=True),
+        m.Ready(3, (0, 1), saving=True),
+        m.Ready(3, (0, 1), True, False, "", True, True),
+        Report(None, digest="d", searched=True),
+    ],
+)
+def test_what_is_said_of_checkpoints_travels(message: m.Ready | Report) -> None:
+    assert decode(encode(message)[LENGTH.size :])[0] == message
