@@ -270,6 +270,8 @@ def digest_of(view: memoryview, offset: int, length: int) -> str:
 
 def flat_bytes(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """The tensor's own memory as bytes, without a copy."""
+    if not tensor.numel():
+        return torch.empty(0, dtype=torch.uint8)  # numpy's have strides that torch takes for no bytes
     physical = tensor.detach().permute(spec.order) if spec.order else tensor.detach()
     assert physical.is_contiguous(), "flat_bytes needs what readable() returned"
     return physical.view(-1).view(torch.uint8)
