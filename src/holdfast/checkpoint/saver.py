@@ -63,6 +63,7 @@ class Told:
     saved: Callable[[Saved, Manifest], None]
     trouble: Callable[[str], None]  # storage did not do it: once for each spell of it
     recovered: Callable[[float], None]  # after so many seconds
+    warned: Callable[[str], None] = lambda text: None
 
 
 class Saver:
@@ -243,9 +244,14 @@ class Saver:
             self._go(Doing.LOOKING)
             if not self._wait_for_others(grace_s):
                 return
-            grace_s = min(2 * grace_s, GRACE_S_MAX)
             self._go(Doing.WRITING)
             self._until_done(save, lambda storage: self._write_missing(storage, save))
+            if grace_s == 4 * GRACE_S:
+                self._told.warned(
+                    f"the checkpoint of step {save.step} is not complete: parts of other workers have not come; "
+                    "is it the same place for all of them?"
+                )
+            grace_s = min(2 * grace_s, GRACE_S_MAX)
             if self._superseded():
                 return
 

@@ -89,12 +89,13 @@ class Checkpoints(NoCheckpoints):
         self._keep = Keep(last=settings.keep, every=settings.keep_every, best=settings.keep_best)
         self._metrics_of: dict[int, Mapping[str, float]] = {}  # of committed checkpoints; of the saver's thread
         self._schedule = Schedule(self._every, clock())
-        self._prepared = False
+        self._prepared_for = 0  # so many members
+        self._state_bytes = 0
         self._search_at: float | None = None
         self._said = ""
         self._saver = Saver(
             lambda: open_storage(settings.uri),
-            Told(self._saved, self._trouble, self._recovered),
+            Told(self._saved, self._trouble, self._recovered, self._warn),
             run=run,
             config=asdict(config),
             clock=clock,
@@ -127,9 +128,11 @@ class Checkpoints(NoCheckpoints):
 
     def prepare(self, count: int) -> None:
         """After the first step, when the optimizer has its state: make room for it, in the background."""
-        if not self._prepared:
-            self._prepared = True
-            self._saver.prepare(self._holder.capture(0).nbytes, count)
+        if count == self._prepared_for:
+            return
+        self._prepared_for = count
+        self._state_bytes = self._state_bytes or self._holder.capture(0).nbytes
+        self._saver.prepare(self._state_bytes, count)
 
     def wait_copied(self) -> None:
         """Before anything may change the state."""
@@ -191,7 +194,7 @@ class Checkpoints(NoCheckpoints):
         started = self._clock()
         storage = open_storage(self._settings.uri)
         try:
-            found = newest_valid(storage, warn=lambda text: self._events.write("warning", text=text))
+            found = newest_valid(storage, warn=self._warn)
         finally:
             storage.close()
         if found is None:
@@ -258,6 +261,9 @@ class Checkpoints(NoCheckpoints):
         before = committed[1] if len(committed) > 1 else 0
         for step in (*old, *(step for step in abandoned(listed) if step < before)):
             delete_checkpoint(storage, step)
+
+    def _warn(self, text: str) -> None:
+        self._events.write("warning", text=text)
 
     def _trouble(self, reason: str) -> None:
         self._events.write("storage_down", uri=self._settings.uri, reason=reason)
