@@ -94,7 +94,7 @@ def translated(error: BaseException, place: Place, doing: str, name: str) -> Sto
         return StorageRefused(f"{what}: {place.service} answers {status} {code}".rstrip())
     if status:
         return StorageUnavailable(f"{what}: {place.service} answers {status} {code}".rstrip())
-    return StorageUnavailable(f"{what}: {_reason(text)}")
+    return StorageUnavailable(f"{what}: {_reason(str(error), place)}")
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:
@@ -102,7 +102,14 @@ def _first(pattern: re.Pattern[str], text: str) -> str:
     return match[1] if match else ""
 
 
-def _reason(text: str) -> str:
-    """One line, without the parts of an address that may hold signatures."""
-    line = re.sub(r"\?\S+", "", " ".join(text.split()))
+def _reason(text: str, place: Place) -> str:
+    """Why there was no answer. The client tells it in the structure that it prints after its sentence."""
+    if re.search(r"\bTimedOut\b|kind: Timeout\b", text):
+        return f"{place.service} does not answer in time"
+    if "dns error" in text:
+        return f"nobody knows the address of {place.service}"
+    if said := re.findall(r'message: "([^"]+)"', text):
+        return f"{place.service} cannot be reached ({said[-1]})"
+    # One line, without the parts of an address that may hold signatures.
+    line = re.sub(r"\?\S+", "", " ".join(text.partition("\n\nDebug source:")[0].split()))
     return line if len(line) <= REASON_CHARACTERS_MAX else f"{line[:REASON_CHARACTERS_MAX]}…"

@@ -204,7 +204,9 @@ def _parse(uri: str) -> tuple[Place, dict[str, str]]:
         raise ConfigError(f"{uri} has a # in it", hint=f"write {written}")
     endpoint = options.get("endpoint")
     if endpoint is not None and not re.fullmatch(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", endpoint):
-        raise ConfigError(f"{endpoint!r} is not an endpoint", hint="write endpoint=https://host:port")
+        raise ConfigError(
+            f"the endpoint in this {scheme}:// URI is no address", hint="write endpoint=https://host:port"
+        )
     return Place(scheme, parts.netloc, prefix, endpoint or ""), options
 
 

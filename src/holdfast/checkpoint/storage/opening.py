@@ -29,7 +29,7 @@ def check_uri(uri: str) -> None:
 
 def open_storage(uri: str) -> Storage:
     """The storage at `uri`. ConfigError if it cannot be one; whether it answers shows at the first call."""
-    if not uri or "\0" in uri:
+    if not uri or "\0" in uri or uri.startswith("://"):
         raise ConfigError(f"{uri!r} is no place for checkpoints", hint=f"possible are {POSSIBLE}")
     scheme = scheme_of(uri)
     if scheme in ("", "file"):
