@@ -69,9 +69,11 @@ class CheckpointSettings:
             return self
         return replace(self, uri=str(run_directory / "checkpoints"), own=True)
 
-    def changed(self, **changes: Any) -> CheckpointSettings:
-        """With those of `changes` that are given."""
-        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+    def overruled(self, *, uri: str | None, every: str | int | None, keep: int | None) -> CheckpointSettings:
+        """With what a script says itself, where it says something."""
+        changes: dict[str, Any] = {"uri": uri, "own": False if uri else None, "every": every, "keep": keep}
+        given = replace(self, **{name: value for name, value in changes.items() if value is not None}).at_home()
+        return replace(given, every=str(given.every), uri="" if given.uri == NOWHERE else given.uri)
 
     def flags(self) -> list[str]:
         """The options of `holdfast run` that give these settings."""

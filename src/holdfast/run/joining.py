@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from holdfast.checkpoint.settings import NOWHERE, CheckpointSettings
+from holdfast.checkpoint.settings import CheckpointSettings
 from holdfast.core.config import NON_FINITE, NUMERICS, RunConfig
 from holdfast.core.errors import ConfigError, LedgerUnavailable, NumericsError
 from holdfast.core.words import KEY_CONFIG, KEY_NUMERICS, KEY_SIZE, Registration, encode_json
@@ -86,8 +86,7 @@ def join(
     same bits for any number of workers, whatever fails. `extras` are other things with a state_dict that change
     during training (scheduler, averaged model, gradient scaler): they travel to workers that join.
 
-    `checkpoint` is where checkpoints are kept (a directory, s3://…, hdfs://…) and found again when no worker is left;
-    `save_every` how often (500 steps, "10min", "auto"), `keep` how many. They stand above what `holdfast run` was told.
+    `checkpoint` is where checkpoints are kept, and found again when no worker is left: a directory, s3://…, hdfs://….
     """
     environment = WorkerEnvironment.from_variables()
     _check_choices(numerics, non_finite)
@@ -99,12 +98,8 @@ def join(
     exact = Exact(model)
     check_optimizer(optimizer, exact)
     threads = threads or (environment.threads if environment else 1)
-    told = CheckpointSettings.decode(environment.checkpoint if environment else "")
-    every = None if save_every is None else str(save_every)
-    saving = told.changed(uri=checkpoint, own=False if checkpoint else None, every=every, keep=keep)
-    saving = saving.at_home().validate()
-    if saving.uri == NOWHERE:
-        saving = saving.changed(uri="")
+    told = environment.checkpoint if environment else ""
+    saving = CheckpointSettings.decode(told).overruled(uri=checkpoint, every=save_every, keep=keep).validate()
     config = RunConfig(
         batch=batch,
         shards=shards,
@@ -120,11 +115,7 @@ def join(
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)
-    if environment is not None and environment.worker in _taken:
-        raise ConfigError(
-            "holdfast.join was called twice in one worker",
-            hint="a script is one run: join once, with all that it trains",
-        )
+    _check_once(environment)
     fix_arithmetic(threads)
     keep_freed_memory()
     _wake_scalers(model, extras or {})
@@ -150,6 +141,14 @@ def join(
     )
     _end_with_process(run, place)
     return run
+
+
+def _check_once(environment: WorkerEnvironment | None) -> None:
+    if environment is not None and environment.worker in _taken:
+        raise ConfigError(
+            "holdfast.join was called twice in one worker",
+            hint="a script is one run: join once, with all that it trains",
+        )
 
 
 def _check_choices(numerics: str, non_finite: str) -> None:
