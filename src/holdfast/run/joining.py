@@ -90,11 +90,7 @@ def join(
     """
     environment = WorkerEnvironment.from_variables()
     _check_choices(numerics, non_finite)
-    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(
-            f"join got a {type(model).__name__} and a {type(optimizer).__name__}",
-            hint="holdfast.join(model, optimizer, dataset, batch=...)",
-        )
+    _check_kinds(model, optimizer)
     exact = Exact(model)
     check_optimizer(optimizer, exact)
     threads = threads or (environment.threads if environment else 1)
@@ -141,6 +137,14 @@ def join(
     )
     _end_with_process(run, place)
     return run
+
+
+def _check_kinds(model: Any, optimizer: Any) -> None:
+    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"join got a {type(model).__name__} and a {type(optimizer).__name__}",
+            hint="holdfast.join(model, optimizer, dataset, batch=...)",
+        )
 
 
 def _check_once(environment: WorkerEnvironment | None) -> None:
