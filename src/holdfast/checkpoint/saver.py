@@ -15,15 +15,15 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
 
-from holdfast.checkpoint.manifest import Manifest, directory_of, manifest_name
+from holdfast.checkpoint.manifest import MANIFEST_BYTES_MAX, Manifest, directory_of, manifest_name
 from holdfast.checkpoint.parts import Part, fill, lay_out, seal, tensor_names, view_of
 from holdfast.checkpoint.share import COPIES, Share, name_of
 from holdfast.checkpoint.storage.port import Storage
@@ -96,9 +96,10 @@ class Saver:
         self._wanted_bytes = 0  # of the arena, to be made and touched before the first save
         self._laid_out: tuple[bytes, tuple[TensorSpec, ...], tuple[str, ...]] | None = None
         self._down_at: float | None = None
-        self._told_reason = ""
+        self._told_kind: type[StorageError] | None = None
         self.newest: int | None = None  # the newest step known to be committed
         self.begun: int | None = None  # the newest step that a save was begun of
+        self.distrusted: frozenset[int] = frozenset()  # steps whose checkpoints were found damaged
         self._thread = threading.Thread(target=self._live, name="holdfast-checkpoint", daemon=True)
         self._thread.start()
 
@@ -242,7 +243,8 @@ class Saver:
         grace_s = GRACE_S
         while not self._until_done(save, lambda storage: self._commit_if_complete(storage, save)):
             self._go(Doing.LOOKING)
-            if not self._wait_for_others(grace_s):
+            # After trouble it may be that all is there by now, and that only this worker has not heard.
+            if not self._wait_for_others(grace_s if self._down_at is None else RETRY_S):
                 return
             self._go(Doing.WRITING)
             self._until_done(save, lambda storage: self._write_missing(storage, save))
@@ -295,9 +297,7 @@ class Saver:
             try:
                 if self._storage is None:
                     self._storage = self._open_storage()
-                done = act(self._storage)
-                self._is_well()
-                return done
+                return act(self._storage)
             except StorageError as error:
                 self._is_ill(error)
             with self._changed:
@@ -309,16 +309,18 @@ class Saver:
             retry_s = min(2 * retry_s, RETRY_S_MAX)
 
     def _is_ill(self, error: StorageError) -> None:
+        """Said once, and once more where it becomes something that somebody must act on: names change with the step."""
         if self._down_at is None:
             self._down_at = self._clock()
-        if error.message != self._told_reason:
-            self._told_reason = error.message
+        if type(error) is not self._told_kind:
+            self._told_kind = type(error)
             self._told.trouble(error.message)
 
     def _is_well(self) -> None:
+        """Something of a save has arrived. That storage can be listed says nothing: a full disk can be, too."""
         if self._down_at is not None:
             self._told.recovered(self._clock() - self._down_at)
-            self._down_at, self._told_reason = None, ""
+            self._down_at, self._told_kind = None, None
 
     def _write(self, storage: Storage, save: Share, parts: Sequence[Part]) -> bool:
         todo = [part for part in parts if part.number not in save.written]
@@ -330,7 +332,11 @@ class Saver:
                 save.written.add(part.number)
 
         _for_each(write, todo, storage.writers)
-        return not self._superseded()
+        if self._superseded():
+            return False
+        if todo:
+            self._is_well()
+        return True
 
     def _write_together(self, storage: Storage, save: Share) -> bool:
         """Everybody has everything: each begins somewhere else, and leaves out what it finds. Until all is there."""
@@ -338,16 +344,24 @@ class Saver:
         images: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
 
         def write(part: Part) -> None:
-            image = images.get() if images.qsize() else image_buffer(max(part.size for part in save.layout))
-            fill(part, image, save.snapshot.tensors)
-            name = seal(part, image)
-            assert name == save.files[part.number], "the state changed while it was saved"
-            storage.write(f"{directory}/{name}", view_of(image)[: part.size])
-            images.put(image)
+            try:
+                image = images.get_nowait()
+            except queue.Empty:
+                image = image_buffer(max(part.size for part in save.layout))
+            try:
+                fill(part, image, save.snapshot.tensors)
+                name = seal(part, image)
+                assert name == save.files[part.number], "the state changed while it was saved"
+                storage.write(f"{directory}/{name}", view_of(image)[: part.size])
+                save.written.add(part.number)
+            finally:
+                images.put(image)
 
         first = save.rank * len(save.layout) // max(1, save.count)
         while not self._superseded():
             missing = {stored.name for stored in missing_parts(storage.list(f"{directory}/"), save.step, save.stored())}
+            if save.step in self.distrusted:  # what is there has the right names, and not the right bytes
+                missing.update(save.files[part.number] for part in save.layout if part.number not in save.written)
             todo = [part for part in save.layout if save.files[part.number] in missing]
             if not todo:
                 return self._commit_if_complete(storage, save)
@@ -368,12 +382,16 @@ class Saver:
         there = any(stored.name == manifest_name(save.step) for stored in listed)
         if missing_parts(listed, save.step, save.stored()):
             return False
-        manifest = self._manifest(save)
-        mine = not there and storage.create(manifest_name(save.step), manifest.encode())
+        manifest = save.manifest = save.manifest or self._manifest(save)
+        name, data = manifest_name(save.step), manifest.encode()
+        mine = not there and storage.create(name, data)
         if not mine and not commit(storage, manifest):
             # Damaged, or of another state: these parts are whole, and they are what the run is now.
-            storage.write(manifest_name(save.step), memoryview(manifest.encode()))
+            storage.write(name, memoryview(data))
             mine = True
+        elif not mine:  # or it is, and the answer was lost
+            mine = storage.read(name, MANIFEST_BYTES_MAX) == data
+        self._is_well()
         self.newest = max(save.step, self.newest or 0)
         self._told.saved(
             Saved(
@@ -402,10 +420,32 @@ class Saver:
 
 
 def _for_each(write: Callable[[Part], None], parts: Sequence[Part], writers: int) -> None:
-    if min(writers, len(parts)) <= 1:
-        for part in parts:
-            write(part)
-        return
-    with ThreadPoolExecutor(min(writers, len(parts)), thread_name_prefix="holdfast-write") as pool:
-        for future in [pool.submit(write, part) for part in parts]:
-            future.result()
+    """By this thread and some more. No ThreadPoolExecutor: it refuses work once the script's last line is done."""
+    todo = deque(parts)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        while not failures:
+            try:
+                part = todo.popleft()
+            except IndexError:
+                return
+            try:
+                write(part)
+            except BaseException as error:  # raised below, by the thread that waits for all of them
+                failures.append(error)
+
+    helpers = [
+        threading.Thread(target=work, name="holdfast-write", daemon=True) for _ in range(min(writers, len(parts)) - 1)
+    ]
+    for number, helper in enumerate(helpers):
+        try:
+            helper.start()
+        except RuntimeError:  # the interpreter ends: it starts no more threads, and this one can do it alone
+            del helpers[number:]
+            break
+    work()
+    for helper in helpers:
+        helper.join()
+    for error in failures:
+        raise error
