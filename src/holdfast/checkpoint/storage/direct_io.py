@@ -1,8 +1,9 @@
-"""Whole files to and from a disk, past the kernel's cache where memory and file system allow it.
+"""Whole files to and from a disk, past the kernel's cache where the file system allows it.
 
 A checkpoint is written once and seldom read. Through the cache its gigabytes displace what training uses and arrive
-at the disk in bursts; written directly, in large blocks, they take a steady time. Python lets go of its lock during
-each block.
+at the disk in bursts (1.5 to 7.8 s for a gigabyte where a direct write takes 0.6 to 0.9); written directly, in large
+blocks, they take a steady time. Memory that is not aligned is written directly too, by way of one block that is.
+Python lets go of its lock during each block.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 
 import numpy as np
@@ -30,7 +32,7 @@ def write_whole(file: int, data: memoryview) -> None:
     done = 0
     if len(data) >= DIRECT_BYTES_MIN:
         _reserve(file, len(data))
-        if _address(data) % ALIGNMENT == 0 and _set_direct(file, True):
+        if _set_direct(file, True):
             done = _write_direct(file, data)
             _set_direct(file, False)
     while done < len(data):
@@ -54,9 +56,15 @@ def read_whole(file: int, memory: memoryview, offset: int) -> int:
 def _write_direct(file: int, data: memoryview) -> int:
     """As far as whole units of alignment go; or less, where direct writing turns out not to work."""
     done, end = 0, len(data) // ALIGNMENT * ALIGNMENT
+    aligned = memoryview(mmap.mmap(-1, BLOCK_BYTES)) if _address(data) % ALIGNMENT else None
     while done < end and done % ALIGNMENT == 0:
+        block = data[done : min(done + BLOCK_BYTES, end)]
+        if aligned is not None:
+            # numpy copies without Python's lock.
+            np.copyto(np.frombuffer(aligned[: len(block)], np.uint8), np.frombuffer(block, np.uint8))
+            block = aligned[: len(block)]
         try:
-            done += os.pwrite(file, data[done : min(done + BLOCK_BYTES, end)], done)
+            done += os.pwrite(file, block, done)
         except OSError as error:
             if error.errno in UNSUPPORTED:
                 break
