@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.parts import PAGE_BYTES, Part, digest_of, file_name, fill, flat_bytes, header_bytes, view_of
 from holdfast.checkpoint.storage.port import Stored
 from holdfast.state.layout import TensorSpec, spec_of
@@ -32,6 +33,7 @@ class Share:
     files: dict[int, str] = field(default_factory=dict)  # part -> file name
     images: dict[int, torch.Tensor] = field(default_factory=dict)  # of the parts that this worker holds
     written: set[int] = field(default_factory=set)
+    manifest: Manifest | None = None  # as this worker would commit it: by its bytes it knows its own again
 
     @property
     def step(self) -> int:

@@ -195,6 +195,9 @@ class Checkpoints(NoCheckpoints):
         storage = open_storage(self._settings.uri)
         try:
             found = newest_valid(storage, warn=self._warn)
+            if found is not None:
+                newer = (entry.step for entry in list_checkpoints(storage) if entry.step > found[0].step)
+                self._saver.distrusted = frozenset(newer)
         finally:
             storage.close()
         if found is None:
@@ -240,15 +243,19 @@ class Checkpoints(NoCheckpoints):
         self._metrics_of[saved.step] = manifest.metrics
         storage = open_storage(self._settings.uri)
         try:
-            self._clear(storage)
+            self._clear(storage, saved.step)
         except StorageError as error:
             self._events.write("warning", text=f"old checkpoints could not be deleted: {error.message}")
         finally:
             storage.close()
 
-    def _clear(self, storage: Storage) -> None:
-        """Delete what is superseded, and what was never finished and has two newer ones."""
-        listed = list_checkpoints(storage)
+    def _clear(self, storage: Storage, newest: int) -> None:
+        """Delete what is superseded, and what was never finished and has two newer ones.
+
+        What is newer than the one just committed supersedes nothing: the run was there once, and did not go on from
+        it because it is damaged. It stays until the run has passed it.
+        """
+        listed = [entry for entry in list_checkpoints(storage) if entry.step <= newest]
         committed = [entry.step for entry in listed if entry.committed]
         if self._keep.best:
             for step in committed:
