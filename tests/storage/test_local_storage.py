@@ -21,7 +21,17 @@ from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.port import Stored
 from holdfast.core.errors import NotStored, StorageRefused, StorageUnavailable
 
-from .storage_contract import MIB, Child, SharedStorageContract, aligned, filled, noise, unaligned, write
+from .storage_contract import (
+    MIB,
+    Child,
+    SharedStorageContract,
+    StorageContract,
+    aligned,
+    filled,
+    noise,
+    unaligned,
+    write,
+)
 
 IMPORT = "import sys; from holdfast.checkpoint.storage.local import LocalStorage; s = LocalStorage(sys.argv[1])"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
@@ -33,7 +43,7 @@ class TestLocalStorage(SharedStorageContract):
         return LocalStorage(tmp_path / "made when needed" / "checkpoints")
 
 
-class TestLocalStorageWithoutADisk(SharedStorageContract):
+class TestLocalStorageWithoutADisk(StorageContract):
     """A file system without blocks, where direct writing means something else."""
 
     @pytest.fixture

@@ -12,7 +12,7 @@ from holdfast.checkpoint.storage.port import Storage
 from holdfast.testing import s3_server
 from holdfast.testing.s3_server import S3Server
 
-from .storage_contract import SharedStorageContract
+from .storage_contract import MIB, WAIT_S, SharedStorageContract
 
 pytestmark = [
     pytest.mark.skipif(bool(s3_server.why_not()), reason=s3_server.why_not() or "-"),
@@ -42,6 +42,8 @@ def place(server: S3Server, credentials: None) -> str:
 
 
 class TestS3Storage(SharedStorageContract):
+    kill_bytes = 32 * MIB  # four parts
+
     @pytest.fixture
     def storage(self, server: S3Server, place: str) -> Storage:
-        return open_storage(server.uri(place))
+        return open_storage(f"{server.uri(place)}&timeout_s={WAIT_S:g}")  # the machine is busy, the server not quick
