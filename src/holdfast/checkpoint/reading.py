@@ -116,6 +116,7 @@ def _read_placed(
 
     def read(storage: Storage, part: Part, stored: Stored) -> None:
         with scratch.image() as image:
+            # Copying each stretch while its hash is taken was measured: no faster.
             for sentence in _read_whole(storage, manifest, part, stored, image):
                 raise IntegrityError(sentence)
             for piece in part.pieces:
@@ -262,7 +263,7 @@ class _Scratch:
         try:
             image = self._free.get_nowait()
         except queue.Empty:
-            image = image_buffer(self._size)
+            image = image_buffer(self._size, large_pages=False)
         try:
             yield image
         finally:
@@ -285,7 +286,9 @@ class _Arena:
             else:
                 self._places.append((len(sizes), part.data_start))
                 sizes.append(part.size)
-        self._blocks = [image_buffer(size) for size in sizes]
+        # Large pages would be cheaper where the machine has them at hand, but where it first has to ask the machine
+        # under it for each of them, they cost seconds for a gigabyte. These are used once: the steady cost is better.
+        self._blocks = [image_buffer(size, large_pages=False) for size in sizes]
 
     def read(self, storage: Storage, part: Part, stored: Stored) -> None:
         name = self._manifest.path(stored)

@@ -23,10 +23,13 @@ from holdfast.state.snapshot import Snapshot
 Progress: TypeAlias = Callable[[int, int], None]  # bytes done, bytes in all; called by the thread that waits
 
 
-def image_buffer(size: int) -> torch.Tensor:
-    """Fresh bytes whose address is a multiple of 4096. They live as long as a tensor refers to them."""
+def image_buffer(size: int, *, large_pages: bool = True) -> torch.Tensor:
+    """Fresh bytes whose address is a multiple of 4096. They live as long as a tensor refers to them.
+
+    Large pages, where the kernel has them, are for memory that is used many times.
+    """
     memory = mmap.mmap(-1, max(-(-size // PAGE_BYTES), 1) * PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if large_pages and hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             memory.madvise(mmap.MADV_HUGEPAGE)  # first touch costs a fraction
         except OSError:
