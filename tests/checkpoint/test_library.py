@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import warnings
@@ -11,6 +13,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +21,7 @@ import holdfast
 from holdfast.checkpoint import Keep, load, save
 from holdfast.checkpoint.reading import list_checkpoints
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.cli.main import main
 from holdfast.core.errors import ConfigError, IntegrityError
 from holdfast.state.layout import DTYPES, spec_of
 
@@ -164,3 +168,37 @@ def test_it_is_loaded_when_it_is_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     with pytest.raises(AttributeError):
         holdfast.checkpoint.nothing  # noqa: B018
+
+
+def test_the_format_is_as_its_page_says(tmp_path: Path) -> None:
+    """The page's own way of reading a checkpoint, and what it says of each name."""
+    page = (Path(__file__).parents[2] / "docs/reference/checkpoint-format.md").read_text()
+    save(str(tmp_path / "checkpoints"), {"a": torch.ones(3), "b": [torch.zeros(2)]}, step=120)
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(code.replace('Path("', f'Path("{tmp_path}/'), found)
+    assert same(found["tensors"], {"a": torch.ones(3), "b/0": torch.zeros(2)})
+    data = (tmp_path / "checkpoints" / "checkpoint-000000000120" / "manifest.json").read_bytes()
+    about = json.loads(data)
+    assert re.findall(r"^\| `(\w+)` \|", page.partition("## The manifest")[2], re.MULTILINE) == list(about)
+    assert xxhash.xxh3_128_hexdigest(b"{" + data.partition(b",")[2]) == about["digest"]
+    for name, size in about["parts"]:
+        part = (tmp_path / "checkpoints" / "checkpoint-000000000120" / name).read_bytes()
+        header = part[: 8 + int.from_bytes(part[:8], "little")]
+        assert len(part) == size and name == f"part-0000-{xxhash.xxh3_128_hexdigest(header)}.safetensors"
+        entry = json.loads(header[8:])["b/0"]["data_offsets"]
+        digest = json.loads(header[8:])["__metadata__"]["digest:b/0"]
+        assert digest == xxhash.xxh3_128_hexdigest(part[len(header) + entry[0] : len(header) + entry[1]])
+
+
+def test_the_how_to_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/use-checkpoints-alone.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(code.replace("s3://bucket/mine", str(tmp_path)), {})
+    assert [entry.step for entry in list_checkpoints(LocalStorage(tmp_path))] == [0]
+    for action in ("ls", "show", "verify", "export", "import", "prune"):
+        with pytest.raises(SystemExit):
+            main(["checkpoint", action, "--help"])
+        options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
+        (line,) = re.findall(rf"^holdfast checkpoint {action} .*$", page, re.MULTILINE)
+        assert set(re.findall(r"--[a-z-]+", line)) == options
