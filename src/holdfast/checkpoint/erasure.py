@@ -17,8 +17,8 @@ from functools import cached_property, lru_cache
 import torch
 
 from holdfast.checkpoint import isal
+from holdfast.checkpoint.isal import FRAGMENTS_MAX
 
-FRAGMENTS_MAX = 64
 FRAGMENT_ALIGNMENT = 64  # so that fragments of aligned memory are aligned
 _XOR_BYTES = 1 << 18  # at a time: what is added stays in the cache
 _POLYNOMIAL = 0x11D

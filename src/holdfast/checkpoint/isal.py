@@ -13,6 +13,7 @@ from pathlib import Path
 
 from holdfast.core.errors import ConfigError
 
+FRAGMENTS_MAX = 64  # of a code, in all
 TABLE_BYTES = 32  # that `ec_init_tables` makes of each factor
 
 

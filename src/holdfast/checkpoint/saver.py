@@ -15,7 +15,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -23,9 +22,12 @@ from typing import Any
 
 import torch
 
+from holdfast.checkpoint.fragments import Place
+from holdfast.checkpoint.host_memory import HostMemory
 from holdfast.checkpoint.manifest import MANIFEST_BYTES_MAX, Manifest, directory_of, manifest_name
 from holdfast.checkpoint.parts import Part, fill, lay_out, seal, tensor_names, view_of
 from holdfast.checkpoint.share import COPIES, Share, name_of
+from holdfast.checkpoint.side_by_side import for_each_part
 from holdfast.checkpoint.storage.port import Storage
 from holdfast.checkpoint.writing import commit, image_buffer, missing_parts
 from holdfast.core.errors import HoldfastError, StorageError
@@ -67,18 +69,23 @@ class Told:
 
 
 class Saver:
-    """See the module's docstring. `open_storage` is called in the saver's thread, again and again until it works."""
+    """See the module's docstring. `open_storage` is called in the saver's thread, again and again until it works.
+
+    With `memory`, every snapshot is kept there first; without `open_storage`, only there.
+    """
 
     def __init__(
         self,
-        open_storage: Callable[[], Storage],
+        open_storage: Callable[[], Storage] | None,
         told: Told,
         *,
         run: str,
         config: Mapping[str, Any],
+        memory: HostMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_storage = open_storage
+        self._memory = memory
         self._storage: Storage | None = None
         self._told = told
         self._run = run
@@ -114,30 +121,48 @@ class Saver:
         """Whether a snapshot is on its way that no newer one should replace."""
         return self._doing in (Doing.COPYING, Doing.WRITING) or self._given is not None
 
-    def prepare(self, snapshot_bytes: int, count: int) -> None:
-        """Make room for a share of such a state: pages that were never touched cost more than the bytes in them."""
+    def prepare(self, snapshot_bytes: int, count: int, *, kept: float = 0.0) -> None:
+        """Make room for a share of such a state: pages that were never touched cost more than the bytes in them.
+
+        `kept` is the part of it that this worker keeps for its host beside that.
+        """
         with self._changed:
-            share = snapshot_bytes * min(COPIES, count) // count
+            share = min(snapshot_bytes, snapshot_bytes * min(COPIES, count) // count + int(kept * snapshot_bytes))
             self._wanted_bytes = max(self._wanted_bytes, share + share // 16 + (1 << 20))
             self._changed.notify_all()
 
-    def begin(self, snapshot: Snapshot, *, rank: int, count: int, metrics: Mapping[str, float]) -> bool:
+    def begin(
+        self,
+        snapshot: Snapshot,
+        *,
+        rank: int,
+        count: int,
+        metrics: Mapping[str, float],
+        place: Place | None = None,
+    ) -> bool:
         """Start to save. False: an earlier snapshot is still on its way, and this one is passed over."""
         with self._changed:
             if self.is_busy or self._closed:
                 return False
             self._copied.clear()
-            self._given = Share(snapshot, rank, count, dict(metrics), self._clock())
+            self._given = Share(snapshot, rank, count, dict(metrics), self._clock(), place=place)
             self.begun = snapshot.step
             self._changed.notify_all()
         return True
 
     def finish(
-        self, snapshot: Snapshot, *, rank: int, count: int, metrics: Mapping[str, float], timeout_s: float
+        self,
+        snapshot: Snapshot,
+        *,
+        rank: int,
+        count: int,
+        metrics: Mapping[str, float],
+        timeout_s: float,
+        place: Place | None = None,
     ) -> bool:
         """Save a state that does not change any more, in place of what is on its way; wait until it is committed."""
         with self._changed:
-            self._given = Share(snapshot, rank, count, dict(metrics), self._clock(), last=True)
+            self._given = Share(snapshot, rank, count, dict(metrics), self._clock(), last=True, place=place)
             self.begun = snapshot.step
             self._changed.notify_all()
         return self.settle(timeout_s)
@@ -231,13 +256,16 @@ class Saver:
 
     def _carry(self, save: Share) -> None:
         self._lay_out(save)
-        if save.last:
+        if save.last and self._open_storage is not None:
             self._go(Doing.WRITING)
             save.files.update({part.number: name_of(part, save.snapshot.tensors) for part in save.layout})
             self._until_done(save, lambda storage: self._write_together(storage, save))
             return
         self._copy(save)
         self._go(Doing.WRITING)
+        self._keep(save)
+        if self._open_storage is None:
+            return
         if not self._until_done(save, lambda storage: self._write(storage, save, save.mine)):
             return
         grace_s = GRACE_S
@@ -281,12 +309,22 @@ class Saver:
             self._laid_out = (snapshot.tree, specs, tuple(tensor_names(snapshot.tree, len(specs))))
         save.specs, save.names = specs, self._laid_out[2]
         save.layout = lay_out(save.names, specs, save.step)
+        if self._memory is not None and save.place is not None:
+            save.kept = self._memory.parts(save.place, len(save.layout))
 
     def _copy(self, save: Share) -> None:
         save.copy_to(self._make_arena(save.arena_bytes()))
         self._copied.set()
         for part in save.held:
             save.files[part.number] = seal(part, save.images[part.number])
+
+    def _keep(self, save: Share) -> None:
+        """In this host's memory. What does not fit there is said by it, and takes nothing away from storage."""
+        if self._memory is None or save.place is None:
+            return
+        manifest = save.manifest = self._manifest(save)
+        if self._memory.keep(save.place, manifest, save.images) and self._open_storage is None:
+            self._is_saved(save, manifest, mine=save.rank == 0)
 
     # ---- writing
 
@@ -296,6 +334,7 @@ class Saver:
         while True:
             try:
                 if self._storage is None:
+                    assert self._open_storage is not None
                     self._storage = self._open_storage()
                 return act(self._storage)
             except StorageError as error:
@@ -331,7 +370,7 @@ class Saver:
                 storage.write(f"{directory_of(save.step)}/{save.files[part.number]}", image)
                 save.written.add(part.number)
 
-        _for_each(write, todo, storage.writers)
+        for_each_part(write, todo, storage.writers)
         if self._superseded():
             return False
         if todo:
@@ -366,7 +405,7 @@ class Saver:
             if not todo:
                 return self._commit_if_complete(storage, save)
             todo.sort(key=lambda part: (part.number - first) % len(save.layout))
-            _for_each(write, todo[: storage.writers], storage.writers)
+            for_each_part(write, todo[: storage.writers], storage.writers)
         return False
 
     def _write_missing(self, storage: Storage, save: Share) -> bool:
@@ -392,6 +431,10 @@ class Saver:
         elif not mine:  # or it is, and the answer was lost
             mine = storage.read(name, MANIFEST_BYTES_MAX) == data
         self._is_well()
+        self._is_saved(save, manifest, mine=mine)
+        return True
+
+    def _is_saved(self, save: Share, manifest: Manifest, *, mine: bool) -> None:
         self.newest = max(save.step, self.newest or 0)
         self._told.saved(
             Saved(
@@ -403,7 +446,6 @@ class Saver:
             ),
             manifest,
         )
-        return True
 
     def _manifest(self, save: Share) -> Manifest:
         return Manifest(
@@ -417,35 +459,3 @@ class Saver:
             metrics=save.metrics,
             created_s=time.time(),
         )
-
-
-def _for_each(write: Callable[[Part], None], parts: Sequence[Part], writers: int) -> None:
-    """By this thread and some more. No ThreadPoolExecutor: it refuses work once the script's last line is done."""
-    todo = deque(parts)
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        while not failures:
-            try:
-                part = todo.popleft()
-            except IndexError:
-                return
-            try:
-                write(part)
-            except BaseException as error:  # raised below, by the thread that waits for all of them
-                failures.append(error)
-
-    helpers = [
-        threading.Thread(target=work, name="holdfast-write", daemon=True) for _ in range(min(writers, len(parts)) - 1)
-    ]
-    for number, helper in enumerate(helpers):
-        try:
-            helper.start()
-        except RuntimeError:  # the interpreter ends: it starts no more threads, and this one can do it alone
-            del helpers[number:]
-            break
-    work()
-    for helper in helpers:
-        helper.join()
-    for error in failures:
-        raise error

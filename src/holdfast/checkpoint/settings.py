@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint import isal
+from holdfast.checkpoint.isal import FRAGMENTS_MAX
 from holdfast.checkpoint.schedule import Every
 from holdfast.checkpoint.storage.opening import check_uri, scheme_of
 from holdfast.core.errors import ConfigError
@@ -18,6 +21,7 @@ FLAGS = (
     ("--keep-every", "keep_every"),
     ("--keep-best", "keep_best"),
     ("--notice", "notice_s"),
+    ("--memory", "memory"),
 )
 NOWHERE = "none"
 NOTICE_S_MIN, NOTICE_S_MAX = 1.0, 3600.0
@@ -33,6 +37,7 @@ class CheckpointSettings:
     keep_every: int = 0  # and those of every so many steps; 0: no others
     keep_best: str = ""  # and the best by a metric, as in "loss:min"
     notice_s: float = 25.0  # how long a worker that is asked to leave may take to save
+    memory: str = ""  # copies in hosts' memory: "plain", or "4+2" for an erasure code; empty: none
     own: bool = False  # `uri` is the run's own directory, which may move with it
 
     def validate(self) -> CheckpointSettings:
@@ -50,6 +55,7 @@ class CheckpointSettings:
         if not NOTICE_S_MIN <= self.notice_s <= NOTICE_S_MAX:
             hint = f"from {NOTICE_S_MIN:g} to {NOTICE_S_MAX:g} s: as long as the machine gives notice before it goes"
             raise ConfigError(f"the notice is {self.notice_s!r} s", hint=hint)
+        parse_memory(self.memory)
         return self
 
     def at_home(self) -> CheckpointSettings:
@@ -98,3 +104,19 @@ class CheckpointSettings:
                 f"the checkpoint settings in the environment make no sense: {text[:80]!r}",
                 hint="start workers with `holdfast run`",
             ) from error
+
+
+def parse_memory(text: str) -> tuple[int, int] | None:
+    """ "4+2" as (4, 2); None for plain copies, and for none at all."""
+    if text in ("", "plain"):
+        return None
+    match = re.fullmatch(r"(\d{1,3})\+(\d{1,3})", text)
+    k, m = (int(match[1]), int(match[2])) if match else (0, 0)
+    if k < 1 or m < 1 or k + m > FRAGMENTS_MAX:
+        raise ConfigError(
+            f"--memory is {text!r}",
+            hint=f"plain, or K+M as in 4+2: K hosts' worth of data and M of parity, {FRAGMENTS_MAX} in all at most",
+        )
+    if isal.needs_library(k, m):
+        isal.load()
+    return k, m

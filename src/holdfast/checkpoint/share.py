@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from holdfast.checkpoint.fragments import Place
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.parts import PAGE_BYTES, Part, digest_of, file_name, fill, flat_bytes, header_bytes, view_of
 from holdfast.checkpoint.storage.port import Stored
@@ -33,6 +34,8 @@ class Share:
     files: dict[int, str] = field(default_factory=dict)  # part -> file name
     images: dict[int, torch.Tensor] = field(default_factory=dict)  # of the parts that this worker holds
     written: set[int] = field(default_factory=set)
+    place: Place | None = None  # among the hosts, where they keep copies in memory
+    kept: frozenset[int] = frozenset()  # the parts that this worker keeps for its host
     manifest: Manifest | None = None  # as this worker would commit it: by its bytes it knows its own again
 
     @property
@@ -48,7 +51,7 @@ class Share:
 
     @property
     def held(self) -> list[Part]:
-        return [part for part in self.layout if self.rank in self.holders(part.number)]
+        return [part for part in self.layout if self.rank in self.holders(part.number) or part.number in self.kept]
 
     @property
     def mine(self) -> list[Part]:

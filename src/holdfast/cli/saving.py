@@ -15,6 +15,7 @@ def add_checkpoint_flags(run: argparse.ArgumentParser) -> None:
     run.add_argument("--keep-every", type=int, default=0, metavar="N", help="and those of every N steps")
     run.add_argument("--keep-best", default="", metavar="METRIC:min", help="and the best one (loss:min, accuracy:max)")
     run.add_argument("--notice", type=float, default=default.notice_s, metavar="S", help="to save in, after SIGTERM")
+    run.add_argument("--memory", default="", metavar="plain|K+M", help="copies in hosts' memory, whole or coded (4+2)")
 
 
 def checkpoint_settings(options: argparse.Namespace) -> CheckpointSettings:
@@ -25,4 +26,5 @@ def checkpoint_settings(options: argparse.Namespace) -> CheckpointSettings:
         keep_every=options.keep_every,
         keep_best=options.keep_best,
         notice_s=options.notice,
+        memory=options.memory,
     ).at_home()

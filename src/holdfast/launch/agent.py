@@ -26,8 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from holdfast.checkpoint.memory_place import MEMORY_ONLY, kept_steps, memory_directory, remove_memory
 from holdfast.core.errors import ConfigError, LedgerError, ProtocolError
 from holdfast.core.words import (
+    KEY_CHECKPOINT,
     KEY_DONE,
     KEY_HOSTS,
     KEY_SIZE,
@@ -131,6 +133,7 @@ class Agent:
         self._signals = Signals(self._inbox.put)
 
         secret = directory.secret() if keys is None else keys.secret
+        self._memory = memory_directory(directory.path, secret)
         self._socket_dir = directory.socket_dir()
         directory.write(describe(settings, directory.home, self._socket_dir))
         self._ledgers = AgentLedgers(directory, settings.ledger, self._socket_dir, secret)
@@ -225,6 +228,7 @@ class Agent:
         if done is None:
             self._attempt(lambda: self._ledger.put(KEY_DONE, _done(finished)))
         self._reporter.say("the training finished while no agent was running")
+        remove_memory(self._memory)
         self._reporter.finished(exit_code=0)
         self._directory.remove_sockets(self._socket_dir)
         return 0
@@ -432,10 +436,23 @@ class Agent:
             if isinstance(message, Died):
                 self._bury(message, time.monotonic())
         self._look_at_events(time.monotonic())
+        self._forget_memory(end)
         self._reporter.conclude(end)
         if not len(self._crew):
             self._directory.remove_sockets(self._socket_dir)
         return end.exit_code
+
+    def _forget_memory(self, end: End) -> None:
+        """Whoever has finished needs no snapshot in memory; whoever may go on does, unless storage has it."""
+        kept = kept_steps(self._memory)
+        if end.outcome == "finished":
+            remove_memory(self._memory)
+        elif kept:
+            with suppress(LedgerError, ProtocolError):
+                entry = self._ledger.get(KEY_CHECKPOINT)
+                saved = decode_json(entry.value) if entry is not None else {"uri": MEMORY_ONLY}
+                if saved.get("uri") != MEMORY_ONLY and decode_whole(encode_json(saved), "step") >= kept[0]:
+                    remove_memory(self._memory)
 
     # -- small things --------------------------------------------------------------------------------------
 

@@ -9,8 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from typing import TypeAlias
 
+from holdfast.checkpoint.fragments import Place
+from holdfast.checkpoint.gathering import GatheredStorage, newest_gathered
+from holdfast.checkpoint.host_memory import HostMemory
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.memory_place import MEMORY_ONLY, remove_memory
 from holdfast.checkpoint.reading import list_checkpoints, newest_valid, read_manifest
 from holdfast.checkpoint.retention import Keep, abandoned, delete_checkpoint, superseded
 from holdfast.checkpoint.saver import Saved, Saver, Told
@@ -20,12 +25,14 @@ from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.checkpoint.storage.port import Storage
 from holdfast.core.config import RunConfig
 from holdfast.core.errors import ConfigError, NotStored, StorageError, StorageUnavailable
-from holdfast.core.words import KEY_CHECKPOINT, encode_json
+from holdfast.core.words import KEY_CHECKPOINT, encode_json, host_of
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.run.ledger_feed import LedgerFeed
-from holdfast.state.snapshot import Holder
+from holdfast.run.recalling import Recaller
+from holdfast.state.snapshot import Holder, Snapshot
 
+Found: TypeAlias = tuple[Manifest, Snapshot]
 SEARCH_AGAIN_S = 2.0
 SETTLE_S = 60.0  # at the end of a script, for the last checkpoint to be committed
 _NO_BITS = ("path", "outage_s", "checkpoint")  # settings that change no bits, and so may change between two starts
@@ -75,9 +82,14 @@ class Checkpoints(NoCheckpoints):
         run: str,
         feed: LedgerFeed,
         events: EventLog,
+        memory: HostMemory | None = None,
+        recaller: Recaller | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
+        self._memory = memory
+        self._recaller = recaller
+        self._over = False  # the script has ended well
         self._config = config
         self._holder = holder
         self._me = me
@@ -94,10 +106,11 @@ class Checkpoints(NoCheckpoints):
         self._search_at: float | None = None
         self._said = ""
         self._saver = Saver(
-            lambda: open_storage(settings.uri),
+            (lambda: open_storage(settings.uri)) if settings.uri else None,
             Told(self._saved, self._trouble, self._recovered, self._warn),
             run=run,
             config=asdict(config),
+            memory=memory,
             clock=clock,
         )
 
@@ -115,8 +128,12 @@ class Checkpoints(NoCheckpoints):
         started = self._clock()
         snapshot = self._holder.capture(step)
         self._schedule.begun(step, started)
-        if not self._saver.begin(snapshot, rank=members.index(self._me), count=len(members), metrics=metrics):
+        rank, count, place = members.index(self._me), len(members), self._place(members)
+        if not self._saver.begin(snapshot, rank=rank, count=count, metrics=metrics, place=place):
             self._events.write("warning", text=f"step {step} is not saved: an earlier checkpoint is still on its way")
+
+    def _place(self, members: tuple[str, ...]) -> Place | None:
+        return Place.of(self._me, members) if self._memory is not None and self._me in members else None
 
     def save_last(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None:
         """At the end of a loop over steps: unless it has just been saved, and when what is on its way has arrived."""
@@ -132,7 +149,11 @@ class Checkpoints(NoCheckpoints):
             return
         self._prepared_for = count
         self._state_bytes = self._state_bytes or self._holder.capture(0).nbytes
-        self._saver.prepare(self._state_bytes, count)
+        kept = 0.0
+        if self._memory is not None:
+            workers = [host_of(worker) for worker in self._feed.who()[0]]
+            kept = self._memory.share(len(set(workers)), workers.count(host_of(self._me)))
+        self._saver.prepare(self._state_bytes, count, kept=kept)
 
     def wait_copied(self) -> None:
         """Before anything may change the state."""
@@ -146,6 +167,7 @@ class Checkpoints(NoCheckpoints):
 
     def settle(self) -> None:
         """The script ends: what was begun should be committed first."""
+        self._over = True
         if self._saver.begun is not None and not self._saver.settle(SETTLE_S):
             self._events.write("warning", text=f"the checkpoint of step {self._saver.begun} is not committed yet")
 
@@ -159,12 +181,21 @@ class Checkpoints(NoCheckpoints):
         snapshot = self._holder.capture(step)
         rank = members.index(self._me) if self._me in members else 0
         notice_s = self._settings.notice_s
-        done = self._saver.finish(snapshot, rank=rank, count=len(members), metrics=metrics, timeout_s=notice_s)
+        done = self._saver.finish(
+            snapshot,
+            rank=rank,
+            count=len(members),
+            metrics=metrics,
+            timeout_s=notice_s,
+            place=self._place(members),
+        )
         if not done:
             self._events.write("warning", text=f"step {step} could not be saved within {notice_s:g} s")
 
     def close(self) -> None:
         self._saver.close()
+        if self._over and self._memory is not None:
+            remove_memory(self._memory.root)  # the event log says by now that the run is finished
 
     # ---- the way back
 
@@ -192,14 +223,14 @@ class Checkpoints(NoCheckpoints):
     def _restore(self) -> int | None:
         """Put the newest checkpoint that verifies in place, and return its step; None: there is none."""
         started = self._clock()
-        storage = open_storage(self._settings.uri)
+        gathered = self._recaller.gather() if self._recaller is not None else None
+        storage = open_storage(self._settings.uri) if self._settings.uri else None
         try:
-            found = newest_valid(storage, warn=self._warn)
-            if found is not None:
-                newer = (entry.step for entry in list_checkpoints(storage) if entry.step > found[0].step)
-                self._saver.distrusted = frozenset(newer)
+            found, place = self._find(storage, gathered)
         finally:
-            storage.close()
+            for opened in (storage, gathered):
+                if opened is not None:
+                    opened.close()
         if found is None:
             return None
         manifest, snapshot = found
@@ -207,11 +238,38 @@ class Checkpoints(NoCheckpoints):
         self._holder.restore(snapshot, adopt=True)
         self._schedule.resumed(manifest.step, self._clock())
         duration_s = round(self._clock() - started, 4)
-        self._events.write("resumed", step=manifest.step, uri=storage.uri, bytes=snapshot.nbytes, duration_s=duration_s)
+        self._events.write("resumed", step=manifest.step, uri=place, bytes=snapshot.nbytes, duration_s=duration_s)
         return manifest.step
 
+    def _find(self, storage: Storage | None, gathered: GatheredStorage | None) -> tuple[Found | None, str]:
+        """The newest checkpoint that verifies, and where it was: in memory, unless storage has a newer one."""
+        newest, down = -1, None
+        try:
+            if storage is not None:
+                newest = max((entry.step for entry in list_checkpoints(storage) if entry.committed), default=-1)
+        except StorageError as error:
+            down = error
+        if gathered is not None and self._recaller is not None:
+            missing = self._recaller.missing(gathered, at_least=newest)
+            if missing:
+                raise StorageUnavailable(f"waiting for what {', '.join(missing)} may have in memory")
+            found = newest_gathered(gathered, at_least=newest, warn=self._warn)
+            if found is not None:
+                if down is not None:
+                    self._warn(f"going on from memory, since storage cannot be looked into: {down.message}")
+                return found, gathered.uri
+        if down is not None:
+            raise down
+        if storage is None:
+            return None, ""
+        found = newest_valid(storage, warn=self._warn)
+        if found is not None:
+            newer = (entry.step for entry in list_checkpoints(storage) if entry.step > found[0].step)
+            self._saver.distrusted = frozenset(newer)
+        return found, storage.uri
+
     def _check(self, manifest: Manifest) -> None:
-        uri = self._settings.uri
+        uri = self._settings.uri or "memory"
         if manifest.run and self._run and manifest.run != self._run:
             raise ConfigError(
                 f"{uri} has checkpoints of the run {manifest.run}, and this is {self._run}",
@@ -231,15 +289,18 @@ class Checkpoints(NoCheckpoints):
         self._schedule.cost(saved.held_s, saved.duration_s)
         if not saved.mine:
             return
-        self._feed.put(KEY_CHECKPOINT, encode_json({"step": saved.step, "uri": self._settings.uri}))
+        uri = self._settings.uri or MEMORY_ONLY
+        self._feed.put(KEY_CHECKPOINT, encode_json({"step": saved.step, "uri": uri}))
         self._events.write(
             "checkpoint",
             step=saved.step,
-            uri=self._settings.uri,
+            uri=uri,
             bytes=saved.bytes,
             duration_s=round(saved.duration_s, 4),
             held_s=round(saved.held_s, 4),
         )
+        if not self._settings.uri:
+            return  # old ones in memory are written over
         self._metrics_of[saved.step] = manifest.metrics
         storage = open_storage(self._settings.uri)
         try:

@@ -12,7 +12,7 @@ from holdfast.core.errors import PeerError, ProtocolError
 from holdfast.core.words import Registration
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.groups import Connection
-from holdfast.run.greeting import PURPOSE, Hello, HelloReader, send_hello
+from holdfast.run.greeting import NO_VIEW, PURPOSE, Hello, HelloReader, send_hello
 from holdfast.run.sockets import connect, prepare
 from holdfast.trust.handshake import client_handshake
 from holdfast.trust.keys import Keys
@@ -47,6 +47,14 @@ def dial_snapshot(registration: Registration, host: str, keys: Keys, view: int, 
     sock = _dial(address_from(host, registration), keys, time.monotonic() + CONNECT_S)
     with _closed_on_failure(sock):
         send_hello(sock, Hello("snapshot", view, me), None)
+    return sock
+
+
+def dial_memory(registration: Registration, host: str, keys: Keys, me: str) -> socket.socket:
+    """Connect to a worker to read what its host keeps in memory."""
+    sock = _dial(address_from(host, registration), keys, time.monotonic() + CONNECT_S)
+    with _closed_on_failure(sock):
+        send_hello(sock, Hello("memory", NO_VIEW, me), None)
     return sock
 
 

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
-from holdfast.checkpoint.settings import CheckpointSettings
+from holdfast.checkpoint.host_memory import HostMemory
+from holdfast.checkpoint.memory_place import memory_directory
+from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
 from holdfast.core.config import NON_FINITE, NUMERICS, RunConfig
 from holdfast.core.errors import ConfigError, LedgerUnavailable, NumericsError
 from holdfast.core.words import KEY_CONFIG, KEY_NUMERICS, KEY_SIZE, Registration, encode_json
@@ -42,7 +44,9 @@ from holdfast.run.loop import Loops, Run, check_optimizer
 from holdfast.run.mailbox import Mailbox
 from holdfast.run.meeting import Connected
 from holdfast.run.memory import keep_freed_memory
+from holdfast.run.memory_desk import serve_memory
 from holdfast.run.numerics import check_fingerprint, fingerprint, fix_arithmetic
+from holdfast.run.recalling import Recaller
 from holdfast.run.snapshot_desk import SnapshotDesk
 from holdfast.run.sockets import listens_everywhere, open_tcp, open_unix
 from holdfast.run.worker import LeaveRequested, Worker
@@ -293,15 +297,26 @@ class _Place:
         feed = LedgerFeed(self.ledger, registration, self.mailbox, self.events, lease_s=self.lease_s)
         run = self.environment.run if self.environment else ""
         checkpoints = NoCheckpoints()
-        if saving.uri:
-            checkpoints = Checkpoints(saving, config, holder, me=self.me, run=run, feed=feed, events=self.events)
+        memory, recaller = self._memory(saving, feed)
+        if saving.uri or memory is not None:
+            checkpoints = Checkpoints(
+                saving,
+                config,
+                holder,
+                me=self.me,
+                run=run,
+                feed=feed,
+                events=self.events,
+                memory=memory,
+                recaller=recaller,
+            )
         worker = Worker(
             Machine(
                 self.me,
                 shards=config.shards,
                 digest=holder.capture(0).digest(),
                 two_rounds=two_rounds,
-                checkpoints=bool(saving.uri),
+                checkpoints=bool(saving.uri) or memory is not None,
                 timing=_timing(config),
             ),
             keys=self.keys,
@@ -321,6 +336,23 @@ class _Place:
         )
         feed.start()
         return worker, feed
+
+    def _memory_root(self) -> Path | None:
+        environment = self.environment
+        return memory_directory(environment.run_dir, self.keys.secret) if environment is not None else None
+
+    def _memory(self, saving: CheckpointSettings, feed: LedgerFeed) -> tuple[HostMemory | None, Recaller | None]:
+        """What this host keeps in memory, and the way back from what all hosts do. A run of one keeps nothing."""
+        root, environment = self._memory_root(), self.environment
+        if not saving.memory or root is None or environment is None:
+            return None, None
+        memory = HostMemory(
+            root,
+            parse_memory(saving.memory),
+            run_directory=environment.run_dir,
+            warn=lambda text: self.events.write("warning", text=text),
+        )
+        return memory, Recaller(root, me=self.me, host=self.host, keys=self.keys, who=feed.who)
 
     def _open(self) -> tuple[list[socket.socket], str, str]:
         """The sockets that we listen on, the address for workers of other hosts, and the one for those of this."""
@@ -348,6 +380,7 @@ class _Place:
         if self.environment is None:
             return "none:", ""
         servers, address, local = self._open()
+        root = self._memory_root()
 
         def on_snapshot(view: int, sock: socket.socket) -> None:
             snapshot = desk.wait_for(view, SNAPSHOT_WAIT_S)
@@ -361,6 +394,7 @@ class _Place:
             arena=arena,
             on_group=lambda view, connection: self.mailbox.put(Connected(view, connection)),
             on_snapshot=on_snapshot,
+            on_memory=lambda sock: serve_memory(sock, root) if root is not None else None,
         )
         return address, local
 

@@ -21,6 +21,7 @@ from holdfast.core.errors import LeaseGone, LedgerError, LedgerUnavailable, Prot
 from holdfast.core.words import (
     KEY_DEAD,
     KEY_DONE,
+    KEY_HOSTS,
     KEY_ROLLS,
     KEY_SIZE,
     KEY_STOP,
@@ -93,6 +94,14 @@ class LedgerFeed:
 
     def put(self, key: str, value: bytes) -> None:
         self._ask(f"put {key}", lambda: self._put(key, value))
+
+    def who(self) -> tuple[dict[str, Registration], frozenset[str]]:
+        """Who is registered, and the hosts whose agents live, by the ledger as it was last seen."""
+        entries = dict(self._entries)  # at once: the watch thread changes it
+        hosts = frozenset(key[len(KEY_HOSTS) :] for key in entries if key.startswith(KEY_HOSTS))
+        with suppress(ProtocolError):
+            return read_news(entries).registrations, hosts
+        return {}, hosts
 
     def close(self, *, wait_s: float = 2.0) -> None:
         """Carry out what was asked for, as far as the ledger answers in time, and end the threads."""

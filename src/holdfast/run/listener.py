@@ -3,8 +3,8 @@
 Whoever cannot prove itself, says nothing in time or says nonsense costs one descriptor for at most GREETING_S. There
 are at most UNPROVEN_MAX such connections; when one more comes, the oldest of those that have proved least is closed,
 so that strangers who wait crowd out each other and not a peer, which needs milliseconds. A connection for a group is
-handed over as soon as its Hello is there. One that fetches a snapshot is served by a thread of its own, of which
-there are at most SNAPSHOTS_MAX.
+handed over as soon as its Hello is there. One that fetches a snapshot, or reads what the host keeps in memory, is
+served by a thread of its own, of which there are at most SNAPSHOTS_MAX.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _PAUSE_S = 0.05
 
 
 class Listener:
-    """Accepts on all `servers`. `on_group` gets connections for groups, `on_snapshot` serves those for snapshots.
+    """Accepts on all `servers`. `on_group` gets connections for groups, `on_snapshot` serves those for snapshots,
+    `on_memory` those for what the host keeps in memory, if it keeps anything.
 
     `arena` goes to peers that came through a unix socket: they are on this host and can map it.
     """
@@ -46,6 +47,7 @@ class Listener:
         arena: Arena | None,
         on_group: Callable[[int, Connection], None],
         on_snapshot: Callable[[int, socket.socket], None],
+        on_memory: Callable[[socket.socket], None] | None = None,
     ) -> None:
         self._servers = servers
         self._keys = keys
@@ -53,6 +55,7 @@ class Listener:
         self._arena = arena
         self._on_group = on_group
         self._on_snapshot = on_snapshot
+        self._on_memory = on_memory
         self._room = threading.BoundedSemaphore(SNAPSHOTS_MAX)
         self._unproven: set[Greeting] = set()
         self._selector = selectors.DefaultSelector()
@@ -168,11 +171,14 @@ class Listener:
             arena.close()
         if not self._room.acquire(blocking=False):
             raise PeerError("too many fetch snapshots at once")
-        threading.Thread(target=self._serve, args=(hello.view, sock), name="holdfast-snapshot", daemon=True).start()
+        threading.Thread(target=self._serve, args=(hello, sock), name="holdfast-snapshot", daemon=True).start()
 
-    def _serve(self, view: int, sock: socket.socket) -> None:
+    def _serve(self, hello: Hello, sock: socket.socket) -> None:
         try:
-            self._on_snapshot(view, sock)
+            if hello.purpose == "snapshot":
+                self._on_snapshot(hello.view, sock)
+            elif self._on_memory is not None:
+                self._on_memory(sock)
         except (PeerError, OSError, ValueError):
             pass  # the joiner is gone; it says so itself
         finally:
