@@ -35,6 +35,7 @@ from typing import Any
 
 from checkpoint_limits import Limits
 from checkpoint_worker import PEERS
+from holdfast.checkpoint.parts import PART_BYTES
 from holdfast.checkpoint.reading import list_checkpoints, read_snapshot
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.events import EventReader
@@ -71,6 +72,7 @@ class Case:
     wait_s: float = 0.0
     rows: int = 8
     free: bool = False  # a core is, and a step is longer than the copy
+    busy: bool = False  # all cores are
 
     def arguments(self) -> list[str]:
         dense = ["--dense"] if self.dense else []
@@ -78,11 +80,11 @@ class Case:
 
 
 CASES = (
-    Case(name="free", workers=1, span=6, dense=True, free=True),
+    Case(name="free", workers=1, span=4, dense=True, rows=32, free=True),
     Case(name="waiting_2", workers=2, span=8, wait_s=0.3, free=True),
-    Case(name="busy_2", workers=2, span=4, dense=True, rows=32),
-    Case(name="short", workers=1, span=200, wait_s=0.01),
-    Case(name="short_2", workers=2, span=200, wait_s=0.01),
+    Case(name="busy_2", workers=2, span=4, dense=True, rows=32, busy=True),
+    Case(name="short", workers=1, span=150, wait_s=0.01),
+    Case(name="short_2", workers=2, span=150, wait_s=0.01),
 )
 PEER_CASE = CASES[0]
 MEMORY_WORKERS = (1, 2, 4)
@@ -242,21 +244,22 @@ class Benchmark:
             figures = self.cases[case.name].figures()
             result.figures |= {f"{figure}_{case.name}": value for figure, value in figures.items()}
             # Where all cores compute, a step with a save also has less of them: that is in what it adds.
-            whole = "held_own_s" if case.dense and not case.free else "held_later_s"
+            first, later = ("held_own_s", "held_own_s") if case.busy else ("held_first_s", "held_later_s")
             limit = HELD_COPIES_FREE_MAX if case.free else HELD_COPIES_MAX
-            result.bar(f"held_copies_{case.name}", figures[whole] / copy_s, limit)
-            first = figures["held_own_s" if whole == "held_own_s" else "held_first_s"]
-            result.bar(f"held_first_copies_{case.name}", first / copy_s, limit)
+            result.bar(f"held_first_copies_{case.name}", figures[first] / copy_s, limit)
+            result.bar(f"held_copies_{case.name}", figures[later] / copy_s, limit)
             result.bar(f"durable_writes_{case.name}", figures["durable_s"] / write_s, DURABLE_WRITES_MAX)
-            result.bar(f"added_s_{case.name}", figures["added_s"], ADDED_FREE_S_MAX if case.free else ADDED_S_MAX)
+            if case.free or case.busy:
+                result.bar(f"added_s_{case.name}", figures["added_s"], ADDED_FREE_S_MAX if case.free else ADDED_S_MAX)
         for system, found in self.peers.items():
             result.figures |= {f"{figure}_{system}": value for figure, value in found.figures().items()}
         if self.load_s:
             result.figures |= {"load_s": statistics.median(self.load_s), "read_s": statistics.median(self.read_s)}
             result.bar("load_reads", result.figures["load_s"] / result.figures["read_s"], LOAD_READS_MAX)
         for workers, states in self.memory.items():
-            # Arenas have a sixteenth to spare, and a process some megabytes of its own.
-            result.bar(f"memory_states_{workers}", states, min(1.0, 2 / workers) * 17 / 16 + 0.1)
+            # Whole parts are shared out; arenas have a sixteenth to spare, and a process some megabytes of its own.
+            share = min(1.0, 2 / workers + 2 * PART_BYTES / self._limits.state_bytes)
+            result.bar(f"memory_states_{workers}", states, share * 17 / 16 + 0.1)
         return result
 
 

@@ -4,8 +4,8 @@
     python benchmarks/checkpoint_worker.py --system torch_save --out /tmp/o --every 8
 
 The model, Adam, the data and the steps are the same for all. `--dense` steps compute with all blocks of the model; the
-others do so only once, so that Adam has its state, and then train a small head and wait for `--wait` seconds, as a host
-does while its accelerators compute.
+others do so only once, so that Adam has its state, and then freeze them, train a small head and wait for `--wait`
+seconds, as a host does while its accelerators compute.
 
 Leaves in `PID.json`: when each step ended, peak memory after the first step and at the end, and for a peer when each
 save began, gave the loop its turn again, and was durable.
@@ -96,11 +96,18 @@ class Work:
         self.dataset = TensorDataset(x, torch.randint(CLASSES, (SAMPLES,), generator=generator))
         self._args = args
 
-    def shard(self, number: int, x: torch.Tensor, y: torch.Tensor) -> None:
-        self.model.dense = self._args.dense or number == 0
+    def shard(self, x: torch.Tensor, y: torch.Tensor) -> None:
         F.cross_entropy(self.model(x), y).backward()
         if self._args.wait:
             time.sleep(self._args.wait)
+
+    def step_done(self) -> None:
+        """After the first one Adam has its state."""
+        if self.model.dense and not self._args.dense:
+            self.model.dense = False
+            for parameter in self.model.blocks.parameters():
+                parameter.requires_grad_(False)
+                parameter.grad = None
 
 
 def ours(args: argparse.Namespace, account: Account) -> None:
@@ -111,8 +118,9 @@ def ours(args: argparse.Namespace, account: Account) -> None:
     run = holdfast.join(work.model, work.optimizer, work.dataset, batch=batch, shards=args.workers, seed=SEED)
     for step in run.steps(args.steps):
         for x, y in step:
-            work.shard(step.number, x, y)
+            work.shard(x, y)
         run.optimizer.step()
+        work.step_done()
         account.step_done()
 
 
@@ -239,8 +247,9 @@ def theirs(args: argparse.Namespace, account: Account) -> None:
         if number and number % args.every == 0:
             save(peer, number, work, account, on_their_way)
         work.optimizer.zero_grad()
-        work.shard(number, x, y)
+        work.shard(x, y)
         work.optimizer.step()
+        work.step_done()
         account.step_done()
         if all(future.done() for future in on_their_way):
             for path in sorted(directory.glob("*"), key=lambda path: path.stat().st_mtime)[:-2]:
