@@ -10,7 +10,7 @@ import torch
 
 from holdfast.checkpoint import parts
 from holdfast.checkpoint.manifest import Manifest, directory_of
-from holdfast.checkpoint.reading import verify
+from holdfast.checkpoint.reading import read_manifest, verify
 from holdfast.checkpoint.saver import Saved, Saver, Told
 from holdfast.checkpoint.storage.memory import MemoryStorage
 from holdfast.core.errors import StorageUnavailable
@@ -23,12 +23,12 @@ WAIT_S = 20.0
 class One:
     """One worker's saver, and what it has told."""
 
-    def __init__(self, storage: MemoryStorage, rank: int, count: int) -> None:
+    def __init__(self, storage: MemoryStorage, rank: int, count: int, run: str = "r") -> None:
         self.rank, self.count = rank, count
         self.saved: list[Saved] = []
         self.said: list[str] = []
         told = Told(self._saved, lambda reason: self.said.append("down"), lambda down_s: self.said.append("up"))
-        self.saver = Saver(lambda: storage, told, run="r", config={})
+        self.saver = Saver(lambda: storage, told, run=run, config={})
 
     def _saved(self, saved: Saved, manifest: Manifest) -> None:
         self.saved.append(saved)
@@ -110,3 +110,17 @@ def test_a_damaged_part_of_the_same_step_is_written_again(monkeypatch: pytest.Mo
     again.saver.distrusted = frozenset({7})
     assert again.saver.finish(state_at(7), rank=0, count=1, metrics={}, timeout_s=WAIT_S)
     assert verify(storage, 7) == []
+
+
+def test_two_runs_in_one_place_do_not_overwrite_each_other() -> None:
+    """Each that was started there alone would have been told at its start."""
+    storage = MemoryStorage()
+    one, other = One(storage, 0, 1, run="one"), One(storage, 0, 1, run="other")
+    one.begin(5)
+    assert one.saver.settle(WAIT_S)
+    before = storage.list()
+    other.begin(5)
+    until(lambda: other.said == ["down"])
+    assert not other.saved
+    assert read_manifest(storage, 5).run == "one"
+    assert storage.list() == before

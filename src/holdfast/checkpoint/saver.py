@@ -24,13 +24,20 @@ import torch
 
 from holdfast.checkpoint.fragments import Place
 from holdfast.checkpoint.host_memory import HostMemory
-from holdfast.checkpoint.manifest import MANIFEST_BYTES_MAX, Manifest, directory_of, manifest_name
+from holdfast.checkpoint.manifest import MANIFEST_BYTES_MAX, Manifest, decode, directory_of, manifest_name
 from holdfast.checkpoint.parts import Part, fill, lay_out, seal, tensor_names, view_of
 from holdfast.checkpoint.share import COPIES, Share, name_of
 from holdfast.checkpoint.side_by_side import for_each_part
 from holdfast.checkpoint.storage.port import Storage
 from holdfast.checkpoint.writing import commit, image_buffer, missing_parts
-from holdfast.core.errors import HoldfastError, StorageError
+from holdfast.core.errors import (
+    HoldfastError,
+    IntegrityError,
+    NotStored,
+    ProtocolError,
+    StorageError,
+    StorageRefused,
+)
 from holdfast.state.layout import TensorSpec, spec_of
 from holdfast.state.snapshot import Snapshot
 
@@ -425,6 +432,7 @@ class Saver:
         name, data = manifest_name(save.step), manifest.encode()
         mine = not there and storage.create(name, data)
         if not mine and not commit(storage, manifest):
+            self._refuse_strangers(storage, name)
             # Damaged, or of another state: these parts are whole, and they are what the run is now.
             storage.write(name, memoryview(data))
             mine = True
@@ -433,6 +441,16 @@ class Saver:
         self._is_well()
         self._is_saved(save, manifest, mine=mine)
         return True
+
+    def _refuse_strangers(self, storage: Storage, name: str) -> None:
+        """Two runs that were started in one place at the same time: neither saw the other's checkpoints then."""
+        try:
+            other = decode(storage.read(name, MANIFEST_BYTES_MAX)).run
+        except (IntegrityError, ProtocolError, NotStored):
+            return
+        if other != self._run:
+            hint = "give each run a place of its own"
+            raise StorageRefused(f"{storage.uri} has checkpoints of the run {other}: {name}", hint=hint)
 
     def _is_saved(self, save: Share, manifest: Manifest, *, mine: bool) -> None:
         self.newest = max(save.step, self.newest or 0)
