@@ -61,13 +61,18 @@ bench: install
 	$(BIN)/python benchmarks/recovery.py --fault kill --ledger etcd --check --json recovery_etcd.json
 	$(BIN)/python benchmarks/ledger.py --check --json ledger.json
 
-# Ten seeds of 40 faults each on real processes, five on three hosts, and a million simulated schedules.
+# Ten seeds of 40 faults each on real processes, five on three hosts, 220 kills during saves, and a million simulated
+# schedules.
 soak: install
 	for seed in 1 2 3 4 5 6 7 8 9 10; do \
 	  $(BIN)/python -m holdfast.testing.exactness --workers 4 --steps 300 --faults 40 --seed $$seed || exit 1; done
 	for seed in 1 2 3 4 5; do \
 	  $(BIN)/python -m holdfast.testing.exactness --ledger etcd --hosts 3 --workers 4 --steps 300 --faults 40 \
 	    --seed $$seed || exit 1; done
+	for seed in 1 2 3; do \
+	  $(BIN)/python -m holdfast.testing.checkpoint_faults --points 60 --seed $$seed || exit 1; done
+	for storage in s3 hdfs; do \
+	  $(BIN)/python -m holdfast.testing.checkpoint_faults --points 20 --storage $$storage || exit 1; done
 	$(BIN)/python -m holdfast.testing.simulator --schedules 1000000
 
 clean:

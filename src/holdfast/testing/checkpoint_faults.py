@@ -46,6 +46,7 @@ STEPS_PER_POINT = 2 * SAVE_EVERY + 1  # enough for one more save
 WORKERS_MAX = 4
 WIDTH = 1024  # 4 MB of state in 10 parts
 STAGE_S_MAX = 90.0  # until a stage comes: workers may first have to start
+QUIET_S_MAX = 1.0  # at the gate, until it is opened a little further
 NOTICE_S = 0.5  # from SIGTERM to SIGKILL
 KINDS = (*["one"] * 4, *["several"] * 2, "all", "all and the agent", "notice")
 
@@ -114,6 +115,7 @@ class Killer:
         self._storage = storage
         self._ears = ears
         self._gate = gate
+        self._open_to = 0
         self.losses = 0  # of all workers
         self.done: dict[str, int] = {}
 
@@ -134,8 +136,12 @@ class Killer:
     def _open_gate(self) -> None:
         """Far enough for one more save. Training waits there, so that it does not end before the points do."""
         steps = [int(path.read_text() or "0") for path in self._gate.parent.glob("at-*")]
+        self._open_gate_to(max(steps, default=0) + STEPS_PER_POINT)
+
+    def _open_gate_to(self, step: int) -> None:
+        self._open_to = step
         temporary = self._gate.with_suffix(".new")
-        temporary.write_text(str(max(steps, default=0) + STEPS_PER_POINT))
+        temporary.write_text(str(step))
         temporary.replace(self._gate)
 
     def _wait_for(self, point: Point) -> Announced | None:
@@ -145,12 +151,24 @@ class Killer:
         if not point.stage:
             return None
         deadline = time.monotonic() + STAGE_S_MAX
+        quiet_since = time.monotonic()
         while time.monotonic() < deadline:
             heard = self._hear(0.05)
-            if heard is not None and heard.stage == point.stage:
-                return heard
+            if heard is not None:
+                quiet_since = time.monotonic()
+                if heard.stage == point.stage:
+                    return heard
+            elif time.monotonic() > quiet_since + QUIET_S_MAX and self._is_at(self._open_to):
+                # Saves are passed over while an earlier one is on its way, and then the gate may be too near.
+                self._open_gate_to(self._open_to + SAVE_EVERY)
+                quiet_since = time.monotonic()
             self._look()
         raise Failed(f"nothing was {point.stage} within {STAGE_S_MAX:.0f} s:\n{self._run.log()[-LOG_SHOWN:]}")
+
+    def _is_at(self, step: int) -> bool:
+        """Whether a living worker waits at this step."""
+        places = [self._gate.with_name(f"at-{worker}") for worker in self._run.living_members()]
+        return any(place.exists() and place.read_text() == str(step) for place in places)
 
     def _hear(self, timeout_s: float) -> Announced | None:
         if not select.select([self._ears], [], [], timeout_s)[0]:
@@ -269,7 +287,7 @@ def place(kind: str, home: Path) -> Iterator[str]:
 
 def go(args: argparse.Namespace, home: Path, stack: ExitStack) -> Killer:
     """All of it; raises Failed if anything is not as it should be."""
-    steps = STEPS_PER_POINT * (args.points + 2)
+    steps = (STEPS_PER_POINT + SAVE_EVERY) * (args.points + 2)
     training = ["--steps", str(steps), "--width", str(WIDTH)]
     expected = args.digest or quiet_digest(home, 2, "auto", [str(EXACTNESS_SCRIPT), *training])
     print(f"seed {args.seed}: quiet run of {steps} steps {expected}", flush=True)

@@ -1,0 +1,18 @@
+"""Kill -9 at stages of a save and of a restore: what is committed is whole each time, and the run ends exact."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+
+
+def test_six_points_of_a_save() -> None:
+    """`make soak` has many more of them."""
+    command = [sys.executable, "-m", "holdfast.testing.checkpoint_faults", "--points", "6", "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exact" in done.stdout
