@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from holdfast.core.errors import ConfigError, ProtocolError
 from holdfast.state.digest import weights_digest
+from holdfast.state.layout import spec_of
 from holdfast.state.snapshot import Holder, Snapshot
 from holdfast.state.wire import Manifest
 
@@ -272,3 +274,32 @@ class Odd:
         return {"f": lambda: 0}
 
     def load_state_dict(self, state: Any) -> None: ...
+
+
+class Remembers:
+    """An extra with numpy arrays, one of them empty."""
+
+    def __init__(self, number: float) -> None:
+        self.seen = numpy.full(5, number)
+        self.none = numpy.empty(0, dtype="int16")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen, "none": self.none}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seen, self.none = state_dict["seen"], state_dict["none"]
+
+
+def test_numpy_arrays_in_extras_travel_and_parameters_are_received_where_they_live() -> None:
+    def make(number: float) -> tuple[nn.Module, Remembers, Holder]:
+        model, extra = nn.Linear(3, 2), Remembers(number)
+        return model, extra, Holder(model, torch.optim.SGD(model.parameters(), lr=0.1), {"extra": extra})
+
+    _, _, giver = make(7.0)
+    model, extra, taker = make(1.0)
+    sent = giver.capture(3)
+    places = taker.place(sent.tree, [spec_of(tensor) for tensor in sent.tensors])
+    assert {parameter.data_ptr() for parameter in model.parameters()} <= {place.data_ptr() for place in places}
+    taker.restore(sent)
+    assert extra.seen.tolist() == [7.0] * 5 and extra.none.dtype == "int16"
+    assert taker.capture(3).digest() == sent.digest()

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from holdfast.core.errors import ConfigError, ProtocolError
-from holdfast.state.codec import flatten, pack_tree, unflatten, unpack_tree
+from holdfast.state.codec import Tree, flatten, pack_tree, unflatten, unpack_tree
 from holdfast.state.digest import state_digest
 from holdfast.state.layout import TensorSpec, allocate, dtype_name, readable, spec_of
 from holdfast.state.optimizer import capture_optimizer, check_optimizer, copied, restore_optimizer
@@ -114,11 +114,10 @@ class Holder:
         Pages of new memory cost as much as the bytes that come, so as little as can be is new.
         """
         places: list[torch.Tensor | None] = [None] * len(specs)
-        state = unflatten(unpack_tree(tree), list(range(len(specs))))  # type: ignore[arg-type]
-        parameters = state.get("parameters") if isinstance(state, dict) else None
+        numbers = _parameter_numbers(unpack_tree(tree))
         for name, parameter in self._model.named_parameters():
-            index = parameters.get(name) if isinstance(parameters, dict) else None
-            if type(index) is int and parameter.device.type == "cpu" and places[index] is None:
+            index = numbers.get(name, -1)
+            if 0 <= index < len(specs) and parameter.device.type == "cpu" and places[index] is None:
                 live = parameter.detach()
                 if readable(live, name).data_ptr() == live.data_ptr() and spec_of(live) == specs[index]:
                     places[index] = live
@@ -167,6 +166,18 @@ class Holder:
         return [
             (name, module) for name, module in self._model.named_modules() if type(module).get_extra_state is not silent
         ]
+
+
+def _parameter_numbers(tree: Tree) -> dict[str, int]:
+    """Name to tensor number, as far as the tree of a snapshot has them where `capture` puts them."""
+    numbers: dict[str, int] = {}
+    try:
+        for name, value in dict(tree["d"])["parameters"]["d"]:
+            if type(name) is str and type(value.get("T")) is int:
+                numbers[name] = value["T"]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        pass  # `restore` says what is wrong with it
+    return numbers
 
 
 def _capture_extra(extra: Stateful) -> dict[str, Any]:
