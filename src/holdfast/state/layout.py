@@ -109,7 +109,7 @@ def memory_of(tensor: torch.Tensor, spec: TensorSpec | None = None) -> memoryvie
     physical = tensor.detach().permute(spec.order) if spec.order else tensor.detach()
     assert physical.is_contiguous(), "memory_of needs what readable() returned"
     if not physical.numel():
-        return memoryview(b"")  # whose strides may be anything
+        return memoryview(bytearray())  # whose strides may be anything
     flat: Any = physical.view(-1).view(torch.uint8).numpy()
     return memoryview(flat)
 
