@@ -240,10 +240,11 @@ class Saver:
             except Exception as error:  # no memory, or a bug: training goes on, and is told
                 self._told.trouble(f"the snapshot of step {self._save.step} cannot be saved: {error!r}")
             finally:
-                self._copied.set()
                 with self._changed:
                     self._save = None
                     self._doing = Doing.NOTHING
+                    if self._given is None:  # or a newer one has come, whose state is yet to be copied
+                        self._copied.set()
                     self._changed.notify_all()
 
     def _has_work(self) -> bool:
