@@ -124,6 +124,13 @@ class GatheredStorage:
         for source in self.sources:
             source.storage.close()
 
+    def place_of(self, step: int) -> str:
+        """Whose memory has anything of a step, for people."""
+        prefix = f"{directory_of(step)}/"
+        with self._lock:
+            hosts = {one.source.host for name, held in self._held.items() if name.startswith(prefix) for one in held}
+        return "memory of " + ", ".join(sorted(hosts))
+
     def newest_seen(self) -> int:
         """The newest step that any host has anything of; -1: none has."""
         with self._lock:

@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.core.errors import HoldfastError, LedgerError, ProtocolError
 from holdfast.core.words import (
     KEY_INCARNATIONS,
+    KEY_VIEW,
     KEY_WORKERS,
     Registration,
+    View,
     decode_whole,
     encode_json,
     host_of,
@@ -160,16 +163,25 @@ class Crew:
         return Adoption(tuple(sorted(living)), tuple(self._clear_up(living)))
 
     def _clear_up(self, living: set[str]) -> list[str]:
-        dead = []
-        for entry in self._ledger.read(KEY_WORKERS).entries:
-            worker = entry.key[len(KEY_WORKERS) :]
-            if worker not in living and host_of(worker) == self._host:
-                try:
-                    fence(self._ledger, worker)
-                except LedgerError as error:  # its lease will run out
-                    self._refused(error)
-                dead.append(worker)
+        """Whose registrations were of dead processes. Who left none, for want of a lease, is said to be dead too."""
+        registered = [entry.key[len(KEY_WORKERS) :] for entry in self._ledger.read(KEY_WORKERS).entries]
+        dead = [worker for worker in registered if worker not in living and host_of(worker) == self._host]
+        for worker in (*dead, *self._missed(living, registered)):
+            try:
+                fence(self._ledger, worker)
+            except LedgerError as error:  # its lease will run out
+                self._refused(error)
         return dead
+
+    def _missed(self, living: set[str], registered: Sequence[str]) -> list[str]:
+        """Members of the view that ran here, by their logs, and do no more: who has no state waits for them."""
+        with suppress(ProtocolError):
+            view = self._ledger.get(KEY_VIEW)
+            members = View.decode(view.value).members if view is not None else ()
+            here = [member for member in members if host_of(member) == self._host and _LOG_NAME.fullmatch(member)]
+            known = {*living, *registered}
+            return [member for member in here if member not in known and self.log_path(member).exists()]
+        return []
 
     def adopt_stranger(self, registration: Registration) -> bool:
         """A worker registers that nobody here started: an agent died in the moment between. False if it is dead."""

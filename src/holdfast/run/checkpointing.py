@@ -257,7 +257,7 @@ class Checkpoints(NoCheckpoints):
             if found is not None:
                 if down is not None:
                     self._warn(f"going on from memory, since storage cannot be looked into: {down.message}")
-                return found, gathered.uri
+                return found, gathered.place_of(found[0].step)
         if down is not None:
             raise down
         if storage is None:

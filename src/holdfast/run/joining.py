@@ -295,28 +295,14 @@ class _Place:
             local=local,
         )
         feed = LedgerFeed(self.ledger, registration, self.mailbox, self.events, lease_s=self.lease_s)
-        run = self.environment.run if self.environment else ""
-        checkpoints = NoCheckpoints()
-        memory, recaller = self._memory(saving, feed)
-        if saving.uri or memory is not None:
-            checkpoints = Checkpoints(
-                saving,
-                config,
-                holder,
-                me=self.me,
-                run=run,
-                feed=feed,
-                events=self.events,
-                memory=memory,
-                recaller=recaller,
-            )
+        checkpoints = self._checkpoints(config, holder, saving, feed)
         worker = Worker(
             Machine(
                 self.me,
                 shards=config.shards,
                 digest=holder.capture(0).digest(),
                 two_rounds=two_rounds,
-                checkpoints=bool(saving.uri) or memory is not None,
+                checkpoints=isinstance(checkpoints, Checkpoints),
                 timing=_timing(config),
             ),
             keys=self.keys,
@@ -341,18 +327,33 @@ class _Place:
         environment = self.environment
         return memory_directory(environment.run_dir, self.keys.secret) if environment is not None else None
 
-    def _memory(self, saving: CheckpointSettings, feed: LedgerFeed) -> tuple[HostMemory | None, Recaller | None]:
-        """What this host keeps in memory, and the way back from what all hosts do. A run of one keeps nothing."""
-        root, environment = self._memory_root(), self.environment
-        if not saving.memory or root is None or environment is None:
-            return None, None
-        memory = HostMemory(
-            root,
-            parse_memory(saving.memory),
-            run_directory=environment.run_dir,
-            warn=lambda text: self.events.write("warning", text=text),
+    def _checkpoints(
+        self, config: RunConfig, holder: Holder, saving: CheckpointSettings, feed: LedgerFeed
+    ) -> NoCheckpoints:
+        """In storage, in hosts' memory, or both. A run of one keeps nothing in memory: it has no host to itself."""
+        environment, root = self.environment, self._memory_root()
+        memory, recaller = None, None
+        if saving.memory and environment is not None and root is not None:
+            memory = HostMemory(
+                root,
+                parse_memory(saving.memory),
+                run_directory=environment.run_dir,
+                warn=lambda text: self.events.write("warning", text=text),
+            )
+            recaller = Recaller(root, me=self.me, host=self.host, keys=self.keys, who=feed.who)
+        if not saving.uri and memory is None:
+            return NoCheckpoints()
+        return Checkpoints(
+            saving,
+            config,
+            holder,
+            me=self.me,
+            run=environment.run if environment else "",
+            feed=feed,
+            events=self.events,
+            memory=memory,
+            recaller=recaller,
         )
-        return memory, Recaller(root, me=self.me, host=self.host, keys=self.keys, who=feed.who)
 
     def _open(self) -> tuple[list[socket.socket], str, str]:
         """The sockets that we listen on, the address for workers of other hosts, and the one for those of this."""
