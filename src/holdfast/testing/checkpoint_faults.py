@@ -42,7 +42,7 @@ from holdfast.testing.watched import LOG_SHOWN, Failed, Watched, send
 
 SCRIPT = staged_training.__file__
 SAVE_EVERY, KEEP = 2, 2
-STEPS_PER_POINT = 2 * SAVE_EVERY + 1  # enough for one more save
+STEPS_PER_POINT = SAVE_EVERY + 1  # enough for one more save
 WORKERS_MAX = 4
 WIDTH = 1024  # 4 MB of state in 10 parts
 STAGE_S_MAX = 90.0  # until a stage comes: workers may first have to start
@@ -285,10 +285,15 @@ def place(kind: str, home: Path) -> Iterator[str]:
         yield str(home / "checkpoints")
 
 
+def training_of(points: int) -> list[str]:
+    """The arguments of exactness_script with which nothing ends before so many points are done."""
+    return ["--steps", str((STEPS_PER_POINT + 1) * (points + 5)), "--width", str(WIDTH)]
+
+
 def go(args: argparse.Namespace, home: Path, stack: ExitStack) -> Killer:
     """All of it; raises Failed if anything is not as it should be."""
-    steps = (STEPS_PER_POINT + SAVE_EVERY) * (args.points + 2)
-    training = ["--steps", str(steps), "--width", str(WIDTH)]
+    training = training_of(args.points)
+    steps = int(training[1])
     expected = args.digest or quiet_digest(home, 2, "auto", [str(EXACTNESS_SCRIPT), *training])
     print(f"seed {args.seed}: quiet run of {steps} steps {expected}", flush=True)
     uri = stack.enter_context(place(args.storage, home))
