@@ -54,12 +54,13 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Figures for the README. On a quiet machine; about 30 minutes.
+# Figures for the README. On a quiet machine; about 40 minutes.
 bench: install
 	$(BIN)/python benchmarks/steady_state.py --check --json steady_state.json
 	$(BIN)/python benchmarks/recovery.py --check --json recovery.json
 	$(BIN)/python benchmarks/recovery.py --fault kill --ledger etcd --check --json recovery_etcd.json
 	$(BIN)/python benchmarks/ledger.py --check --json ledger.json
+	$(BIN)/python benchmarks/checkpoint.py --check --json checkpoint.json
 
 # Ten seeds of 40 faults each on real processes, five on three hosts, 220 kills during saves, and a million simulated
 # schedules.

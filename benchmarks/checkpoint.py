@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -81,10 +82,10 @@ class Case:
 
 CASES = (
     Case(name="free", workers=1, span=4, dense=True, rows=32, free=True),
-    Case(name="waiting_2", workers=2, span=8, wait_s=0.3, free=True),
-    Case(name="busy_2", workers=2, span=4, dense=True, rows=32, busy=True),
-    Case(name="short", workers=1, span=150, wait_s=0.01),
-    Case(name="short_2", workers=2, span=150, wait_s=0.01),
+    Case(name="waiting_2", workers=2, span=7, wait_s=0.3, free=True),
+    Case(name="busy_2", workers=2, span=4, dense=True, rows=16, busy=True),
+    Case(name="short", workers=1, span=175, wait_s=0.01),
+    Case(name="short_2", workers=2, span=175, wait_s=0.01),
 )
 PEER_CASE = CASES[0]
 MEMORY_WORKERS = (1, 2, 4)
@@ -111,7 +112,7 @@ class Found:
         self.step_s.append(step_s)
 
     def figures(self) -> dict[str, float]:
-        return {name: statistics.median(values) for name, values in vars(self).items() if values}
+        return {name: statistics.median(values) if values else math.nan for name, values in vars(self).items()}
 
 
 @dataclass
@@ -123,7 +124,7 @@ class Result:
 
     def bar(self, name: str, value: float, limit: float) -> None:
         self.figures[name] = value
-        if value > limit:
+        if not value <= limit:  # nor if it could not be measured
             self.missed.append(f"{name} is {value:.3f}, above {limit:g}")
 
 
@@ -174,7 +175,7 @@ class Benchmark:
 
     def _measure_memory(self, workers: int) -> None:
         """Beyond the peak of the first step, after which nothing is allocated but for the save."""
-        case = Case(name="memory", workers=workers, span=1, wait_s=0.2)
+        case = Case(name="memory", workers=workers, span=1, dense=True, wait_s=0.2)
         with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
             left = self._train(Path(directory), case, steps=6, every=4)
         extra = max(worker["peak_bytes"] - worker["peak_first_bytes"] for worker in left)
@@ -191,8 +192,9 @@ class Benchmark:
             events = EventReader(directory / "runs" / "bench" / "events").poll()
             saved = {event["step"]: event for event in events if event["kind"] == "checkpoint"}
             for save in range(every, len(steps) - every + 1, every):
-                if save not in saved:
-                    raise BenchmarkError(f"{case.name}: step {save} was not saved\n{last_lines(directory / 'log')}")
+                if save not in saved:  # an earlier one was still on its way: too long, and a bar may show it
+                    self._say(f"{case.name}: step {save} was passed over")
+                    continue
                 event = saved[save]
                 own_s, durable_s, first = event["held_s"], event["duration_s"], save == every
                 found.add(steps, save, first=first, own_s=own_s, durable_s=durable_s, span=case.span)
@@ -316,7 +318,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--systems", type=listed(list(TITLES)), default=list(TITLES))
     parser.add_argument("--cases", type=listed(names), default=names)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--saves", type=int, default=3, help="of one run (default: 3)")
+    parser.add_argument("--saves", type=int, default=2, help="of one run (default: 2)")
     parser.add_argument("--quick", action="store_true", help="one round with 100 MB")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, by name")
