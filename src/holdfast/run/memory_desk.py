@@ -15,6 +15,7 @@ import json
 import os
 import queue
 import socket
+import stat
 import struct
 import threading
 from collections.abc import Callable
@@ -100,7 +101,10 @@ def _send_file(sock: socket.socket, deadline: Deadline, root: Path, request: dic
     except OSError as error:
         raise NotStored(f"there is no {name}: {error.strerror}") from error
     try:
-        size = os.fstat(file).st_size
+        status = os.fstat(file)
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            raise NotStored(f"{name} is not a file")
         end = size if length is None else offset + length
         if not offset <= end <= size:
             raise IntegrityError(f"{name} has {size} bytes, fewer than the {end} it must have")
@@ -137,7 +141,8 @@ class RemoteMemory:
     def list(self, prefix: str = "") -> builtins.list[Stored]:
         data = self._ask({"op": "list"}, None, LISTING_BYTES_MAX)
         try:
-            listed = [Stored(name, size) for name, size in json.loads(data)]
+            found = json.loads(data)
+            listed = [Stored(name, size) for name, size in (found if isinstance(found, builtins.list) else [found])]
         except (ValueError, TypeError, RecursionError) as error:
             raise StorageUnavailable(f"{self.uri}: it sent no listing") from error
         if not all(isinstance(one.name, str) and is_name(one.name) and type(one.size) is int for one in listed):
