@@ -61,6 +61,11 @@ def _read_torch(path: Path) -> Any:
 
 
 def _load(file: Any, path: Path) -> Any:
+    if tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 6):
+        raise ConfigError(
+            f"torch {torch.__version__} can be made to run what a file says (CVE-2025-32434), so {path} is not read",
+            hint="update torch to 2.6 or later, or convert the file to safetensors",
+        )
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
