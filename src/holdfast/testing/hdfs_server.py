@@ -59,8 +59,8 @@ class HdfsCluster:
 
     def __init__(self, directory: Path, datanodes: int = 1) -> None:
         self.directory = directory.resolve()
-        self._rpc_port, self._web_port = _free_ports(2)
         self._namenode = _Daemon(self.directory / "namenode")
+        self._rpc_port, self._namenode.web_port = _free_ports(2)
         self._datanodes = [_Daemon(self.directory / f"datanode{number}") for number in range(datanodes)]
 
     @property
@@ -103,6 +103,18 @@ class HdfsCluster:
         """Wait until the NameNode is out of safe mode. It enters that when it starts, until blocks are reported."""
         self._wait_for(lambda: self._state().get("FSState") == "Operational", self._namenode)
 
+    def heal(self) -> None:
+        """Start whoever does not run, let go on whoever was stopped, and wait until it takes writes."""
+        for daemon in (self._namenode, *self._datanodes):
+            daemon.signal(signal.SIGCONT)
+        if not self._namenode.alive:
+            self.start_namenode()
+        for number, daemon in enumerate(self._datanodes):
+            if not daemon.alive:
+                self._launch_datanode(number)
+            self._wait_for(lambda number=number: self._registered(number), daemon)  # type: ignore[misc]
+        self.wait_writable()
+
     # -- one process
 
     def kill_namenode(self) -> None:
@@ -141,24 +153,28 @@ class HdfsCluster:
 
     def live_datanodes(self) -> list[str]:
         """Address of each DataNode that the NameNode counts on. It takes up to 15 s to miss a dead one."""
-        nodes = json.loads(self._bean("NameNodeInfo").get("LiveNodes", "{}"))
+        nodes = json.loads(self._namenode.bean("NameNode", "NameNodeInfo").get("LiveNodes", "{}"))
         return [node["xferaddr"] for node in nodes.values()]
+
+    def being_written(self, number: int = 0) -> int:
+        """Bytes of blocks that this DataNode is receiving now."""
+        sizes = []
+        for path in (self._datanodes[number].directory / "data").glob("current/*/current/rbw/blk_*"):
+            try:
+                sizes.append(path.stat().st_size)
+            except FileNotFoundError:  # finished meanwhile
+                pass
+        return sum(sizes)
+
+    def flushes(self, number: int = 0) -> int:
+        """How often this DataNode has flushed a block to its disk since it started, as of a second ago or two."""
+        return int(self._datanodes[number].bean("DataNode", "DataNodeActivity*")["FsyncCount"])
 
     def _registered(self, number: int) -> bool:
         return self._datanodes[number].address in self.live_datanodes()
 
     def _state(self) -> dict[str, Any]:
-        return self._bean("FSNamesystemState")
-
-    def _bean(self, name: str) -> dict[str, Any]:
-        """What the NameNode says of itself on its web interface; {} if it does not answer."""
-        url = f"http://127.0.0.1:{self._web_port}/jmx?qry=Hadoop:service=NameNode,name={name}"
-        try:
-            with _DIRECT.open(url, timeout=_ASK_S) as answer:
-                beans = json.load(answer)["beans"]
-        except (OSError, ValueError, KeyError):
-            return {}
-        return dict(beans[0]) if beans else {}
+        return self._namenode.bean("NameNode", "FSNamesystemState")
 
     def _wait_for(self, condition: Callable[[], bool], daemon: _Daemon) -> None:
         deadline = time.monotonic() + START_S
@@ -174,15 +190,14 @@ class HdfsCluster:
     def _launch_datanode(self, number: int) -> None:
         """On ports of its own each time: its address in the NameNode's list then says that this start registered."""
         daemon = self._datanodes[number]
-        data, web, ipc = _free_ports(3)
+        data, daemon.web_port, ipc = _free_ports(3)
         daemon.address = f"127.0.0.1:{data}"
         settings = {
             **self._shared_settings(),
             "dfs.datanode.data.dir": f"file://{daemon.directory}/data",
             "dfs.datanode.address": daemon.address,
-            "dfs.datanode.http.address": f"127.0.0.1:{web}",
+            "dfs.datanode.http.address": f"127.0.0.1:{daemon.web_port}",
             "dfs.datanode.ipc.address": f"127.0.0.1:{ipc}",
-            "dfs.datanode.synconclose": "true",
         }
         self._configure(daemon, settings)
         daemon.start(_DATANODE)
@@ -201,7 +216,7 @@ class HdfsCluster:
         return {
             **self._shared_settings(),
             "dfs.namenode.name.dir": f"file://{self._namenode.directory}/name",
-            "dfs.namenode.http-address": f"127.0.0.1:{self._web_port}",
+            "dfs.namenode.http-address": f"127.0.0.1:{self._namenode.web_port}",
             "dfs.namenode.safemode.extension": "0",
             "dfs.namenode.safemode.min.datanodes": "0",
             "dfs.namenode.heartbeat.recheck-interval": "1000",
@@ -223,6 +238,7 @@ class HdfsCluster:
         for name in ("core-site.xml", "hdfs-site.xml"):
             (conf / name).write_text(f"<configuration>\n{rows}</configuration>\n")
         (conf / "log4j.properties").write_text(_LOG4J)
+        (conf / "hadoop-metrics2.properties").write_text("*.period=1\n")  # how old its counters may be, in seconds
 
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback needs no proxy
@@ -234,6 +250,7 @@ class _Daemon:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.address = ""
+        self.web_port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, name: str, *arguments: str) -> None:
@@ -276,6 +293,16 @@ class _Daemon:
             raise RuntimeError(f"{self.directory.name} does not end: {self.last_words()}") from None
         if code:
             raise RuntimeError(f"{self.directory.name} ended with {code}: {self.last_words()}")
+
+    def bean(self, service: str, name: str) -> dict[str, Any]:
+        """What it says of itself on its web interface; {} if it does not answer."""
+        url = f"http://127.0.0.1:{self.web_port}/jmx?qry=Hadoop:service={service},name={name}"
+        try:
+            with _DIRECT.open(url, timeout=_ASK_S) as answer:
+                beans = json.load(answer)["beans"]
+        except (OSError, ValueError, KeyError):
+            return {}
+        return dict(beans[0]) if beans else {}
 
     def last_words(self) -> str:
         try:

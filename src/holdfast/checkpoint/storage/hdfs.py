@@ -5,7 +5,9 @@ the files of $HADOOP_CONF_DIR. Who we are is said by $HADOOP_USER_NAME, or by Ke
 
 Bytes go to a file with a name of its own in the same directory, every block of it is flushed to the DataNodes' disks,
 and only then it gets the name it is meant to have: a rename is atomic in the NameNode, and in its journal when it
-returns. A writer that dies leaves such a file behind; `list` does not show it, and removes it after a day.
+returns. The client asks for the flush itself, with the last packet of each block. Its `hsync` would do so again; after
+that, a DataNode that dies in the middle of a write makes the client hang, as its `close` does after an error.
+A writer that dies leaves such a file behind; `list` does not show it, and removes it after a day.
 
 The client asks a NameNode that is silent for ever. So each call runs in a thread of its own, and its caller leaves it
 alone once a step (a question, a block of bytes) takes longer than `step_s`. Such a thread touches the caller's memory
@@ -44,7 +46,6 @@ UNFINISHED_AGE_MAX_MS = 24 * 3600 * 1000  # HDFS renews no file's time while it 
 SWEPT_MAX = 100  # in one list
 
 _UNFINISHED = ".holdfast-"
-_HDFS_BLOCK_BYTES_MIN = 1 << 20  # the least that a NameNode allows, unless it was told to allow less
 _CONNECTION_KEPT_S = 3.2  # the library keeps connections to DataNodes for 3 s, for all clients of a process
 _T = TypeVar("_T")
 
@@ -198,10 +199,10 @@ class HdfsStorage:
                 f"{self.uri} needs the package hdfs-native", hint="pip install 'holdfast[hdfs]'"
             ) from error
         settings = {
-            # A NameNode that restarts or hands over is waited for, for about 3 s.
-            "dfs.client.failover.max.attempts": "4",
-            "dfs.client.failover.sleep.base.millis": "250",
-            "dfs.client.failover.sleep.max.millis": "1000",
+            # All NameNodes of a nameservice are asked, and again within about a second; the rest is the caller's.
+            "dfs.client.failover.max.attempts": "3",
+            "dfs.client.failover.sleep.base.millis": "100",
+            "dfs.client.failover.sleep.max.millis": "500",
             # A DataNode that falls silent: time enough for the client to go on with others within one step.
             "dfs.client.socket-timeout": str(int(self._step_s * 1000 / 3)),
         }
@@ -286,17 +287,10 @@ def _store(client: Client, steps: _Steps, path: str, *, overwrite: bool) -> bool
     renamed = False
     try:
         steps.next()
-        writer = client.create(unfinished, WriteOptions(overwrite=False, create_parent=True))
-        hdfs_block_bytes = _HDFS_BLOCK_BYTES_MIN
-        if steps.size > hdfs_block_bytes:
-            hdfs_block_bytes = client.get_file_info(unfinished).blocksize or hdfs_block_bytes
-        start = 0
-        while start < steps.size:
-            end = min(start + BLOCK_BYTES, steps.size, (start // hdfs_block_bytes + 1) * hdfs_block_bytes)
-            writer.write(steps.take(start, end))
-            if end % hdfs_block_bytes == 0 or end == steps.size:
-                writer.hsync()  # flushes the current block of the file only
-            start = end
+        # Not Client.create: its object would close itself when it is freed after an error, and hang.
+        writer = client.inner.create(unfinished, WriteOptions(overwrite=False, create_parent=True))
+        for start in range(0, steps.size, BLOCK_BYTES):
+            writer.write(steps.take(start, start + BLOCK_BYTES))
         steps.next()
         writer.close()
         steps.next()
@@ -357,7 +351,7 @@ def _sweep(client: Client, steps: _Steps, left: builtins.list[str], root: str) -
         try:
             _delete(client, steps, path, root)
         except (OSError, RuntimeError):  # in nobody's way; whoever lists with more rights removes it
-            return
+            continue
 
 
 def _info(client: Client, path: str) -> FileStatus | None:
