@@ -24,10 +24,11 @@ from holdfast.checkpoint.manifest import Manifest, directory_of
 from holdfast.checkpoint.memory_place import OWNER, kept_steps, memory_directory, sweep
 from holdfast.checkpoint.parts import fill, lay_out, seal, tensor_names
 from holdfast.checkpoint.reading import newest_valid, verify
+from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.port import Stored
 from holdfast.checkpoint.writing import image_buffer
-from holdfast.core.errors import IntegrityError, StorageUnavailable
+from holdfast.core.errors import ConfigError, IntegrityError, StorageUnavailable
 from holdfast.state.layout import readable, spec_of
 from holdfast.state.snapshot import Snapshot
 
@@ -160,6 +161,20 @@ def test_a_fragment_is_what_its_name_says() -> None:
     for change in ({"index": 6}, {"k": 0}, {"m": 0}, {"k": 63}, {"size": 0}, {"size": 10**10 - 1}):
         assert Fragment.parse(Fragment(**{**good.__dict__, **change}).name) is None, change
     assert Fragment.parse(good.name.replace(".5of", ".05of")) is None
+
+
+@pytest.mark.parametrize(("text", "kind"), [("", None), ("plain", None), ("2+1", (2, 1)), ("40+24", (40, 24))])
+def test_codes_as_users_write_them(text: str, kind: tuple[int, int] | None) -> None:
+    assert parse_memory(text) == kind
+    settings = CheckpointSettings(memory=text).validate()
+    assert settings.flags() == (["--memory", text] if text else [])
+    assert CheckpointSettings.decode(settings.encode()) == settings
+
+
+@pytest.mark.parametrize("text", ["0+1", "4+0", "60+5", "twice", "4+2+1", "+", "-1+2", "4 + 2"])
+def test_what_is_no_code(text: str) -> None:
+    with pytest.raises(ConfigError, match="--memory is"):
+        CheckpointSettings(memory=text).validate()
 
 
 # -- hosts that are lost

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hosts_harness import Land, Training, started
 
-from holdfast.checkpoint.memory_place import kept_steps, memory_directory, remove_memory
+from holdfast.checkpoint.memory_place import kept_steps, memory_directory, remove_memory, sweep
 from holdfast.events import read_events
 from holdfast.testing.watched import send
 from holdfast.trust.keys import load_keys
@@ -20,6 +20,14 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240), pytest.mark.xdist
 
 MakeLand = Callable[..., Land]
 STEPS = 120
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    """Also of a run that a failing test has left unfinished."""
+    yield
+    shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+    sweep()
 
 
 def memory_of(run: Training, host: str) -> Path:
