@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import shutil
+import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -262,6 +266,80 @@ def test_a_run_that_went_back_writes_over_what_it_did_not_use(tmp_path: Path, sm
         land.keep(taken(step))
     land.keep(taken(15))
     assert kept_steps(land.memories[0].root) == [15, 10]
+
+
+def test_killed_at_any_moment_the_newest_step_that_was_kept_is_whole(tmp_path: Path, small_parts: int) -> None:
+    """Two workers of each of three hosts, as processes that save one step after the other, killed all at once."""
+    seed = 20_817
+    chance = random.Random(seed)
+    states = [taken(step) for step in range(1, 7)]
+    hosts, workers, caught, deep = 3, 2, 0, 0
+    for trial in range(24):
+        parent = tmp_path / str(trial)
+        parent.mkdir()
+        children = {
+            (host, worker): forked(saving(parent, Place(hosts, host, workers, worker), states))
+            for host in range(hosts)
+            for worker in range(workers)
+        }
+        for _, reading in children.values():
+            assert os.read(reading, 1) == b"."
+        passed = chance.randrange(len(states) - 1)  # steps, before the moment comes
+        for _ in range(passed):
+            assert os.read(children[0, 0][1], 1) == b"."
+        time.sleep(chance.uniform(0, 0.01))
+        for pid, _ in children.values():
+            os.kill(pid, signal.SIGKILL)
+        done = []
+        for pid, reading in children.values():
+            os.waitpid(pid, 0)
+            with os.fdopen(reading, "rb") as told:
+                done.append(len(told.read()))  # how many steps this worker has kept
+        done[0] += passed
+        sources = [Source(f"h{host}", LocalStorage(parent / f"h{host}")) for host in range(hosts)]
+        found, said = newest(GatheredStorage(sources))
+        assert not said, f"seed {seed}, trial {trial}: {said}"
+        assert (found.step if found else 0) >= min(done), f"seed {seed}, trial {trial}: {done}"
+        assert found is None or same(found, found.step)
+        caught += max(done) < len(states)
+        deep += min(done) >= 2  # memory of an older step was being used again
+        shutil.rmtree(parent)
+    assert caught >= 12 and deep >= 6, f"seed {seed}: {caught} were killed in the middle, {deep} after two steps"
+
+
+def forked(body: Callable[[Callable[[], None]], None]) -> tuple[int, int]:
+    """A process, and where it writes a dot at its start and whenever `body` calls what it is given."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        return pid, reading
+    try:
+        os.write(writing, b".")
+        body(lambda: void(os.write(writing, b".")))
+        signal.pause()
+    finally:
+        os._exit(1)
+
+
+def void(_: object) -> None:
+    pass
+
+
+def saving(parent: Path, place: Place, states: Sequence[Taken]) -> Callable[[Callable[[], None]], None]:
+    """What one worker does. As in a run, nobody begins a step before all have kept the last."""
+
+    def body(kept: Callable[[], None]) -> None:
+        memory = HostMemory(parent / f"h{place.host}", (2, 1), run_directory=parent, warn=void)
+        for number, state in enumerate(states):
+            mine = memory.parts(place, len(state.manifest.parts))
+            assert memory.keep(place, state.manifest, {one: state.images[one] for one in mine})
+            kept()
+            (parent / f"kept-{number}-{place.host}-{place.worker}").touch()
+            while len(list(parent.glob(f"kept-{number}-*"))) < place.hosts * place.workers:
+                time.sleep(0.0005)
+
+    return body
 
 
 # -- damage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import socket
 import struct
 import threading
@@ -11,11 +12,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.writing import write_state
 from holdfast.core.errors import IntegrityError, NotStored, PeerError, StorageUnavailable
 from holdfast.run import memory_desk
 from holdfast.run.memory_desk import RemoteMemory, serve_memory
+from holdfast.run.recalling import PATIENCE_S, Recaller
+from holdfast.trust.keys import Keys
+
+from .conftest import snapshot_of
 
 NAME = "checkpoint-000000000007/part-0000-00000000000000000000000000000000.safetensors"
 SECRET = b"not for anyone"
@@ -249,3 +256,47 @@ def test_nobody_there_is_no_memory() -> None:
     assert not memory.is_there()
     with pytest.raises(StorageUnavailable, match="nobody answers"):
         memory.list()
+
+
+def test_hosts_whose_agents_live_are_waited_for_but_not_for_ever(tmp_path: Path) -> None:
+    """A run of three hosts with a code: this one's worker is there first, and has too little by itself."""
+    now = 100.0
+    here = {"w0.2@alpha"}
+    agents = frozenset({"alpha", "beta", "gamma"})
+    root = tmp_path / "memory"
+    recaller = Recaller(
+        root,
+        me="w0.2@alpha",
+        host="alpha",
+        keys=Keys.from_secret(bytes(32)),
+        who=lambda: ({}, agents - ({"beta"} if "w0.2@beta" in here else set())),
+        clock=lambda: now,
+    )
+    storage = recaller.gather()
+    assert storage.uri == "memory of alpha"
+    assert recaller.missing(storage, at_least=-1) == ["alpha", "beta", "gamma"]
+    now += PATIENCE_S - 1
+    here.add("w0.2@beta")
+    assert recaller.missing(storage, at_least=-1) == ["alpha", "gamma"]
+    now += 2
+    assert recaller.missing(storage, at_least=-1) == []
+
+
+def test_a_whole_snapshot_that_is_new_enough_is_not_kept_waiting(tmp_path: Path) -> None:
+    root = tmp_path / "memory"
+    write_state(LocalStorage(root), snapshot_of({"a": torch.ones(3)}, 7), created_s=0.0)
+    recaller = Recaller(
+        root,
+        me="w0.2@alpha",
+        host="alpha",
+        keys=Keys.from_secret(bytes(32)),
+        who=lambda: ({}, frozenset({"beta"})),
+        clock=lambda: 0.0,
+    )
+    storage = recaller.gather()
+    assert recaller.missing(storage, at_least=7) == []
+    assert recaller.missing(storage, at_least=8) == ["beta"], "storage has a newer one, and so may beta"
+    begun = root / "checkpoint-000000000009"
+    begun.mkdir()
+    shutil.copy(next((root / "checkpoint-000000000007").glob("part-*")), begun)
+    assert recaller.missing(recaller.gather(), at_least=7) == ["beta"], "a newer step was begun: beta may have the rest"

@@ -24,7 +24,7 @@ from holdfast.checkpoint.settings import CheckpointSettings
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.checkpoint.storage.port import Storage
 from holdfast.core.config import RunConfig
-from holdfast.core.errors import ConfigError, NotStored, StorageError, StorageUnavailable
+from holdfast.core.errors import ConfigError, IntegrityError, NotStored, StorageError, StorageUnavailable
 from holdfast.core.words import KEY_CHECKPOINT, encode_json, host_of
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
@@ -260,13 +260,26 @@ class Checkpoints(NoCheckpoints):
                 return found, gathered.place_of(found[0].step)
         if down is not None:
             raise down
-        if storage is None:
-            return None, ""
-        found = newest_valid(storage, warn=self._warn)
+        return self._find_older(storage, gathered) if storage is not None else (None, "")
+
+    def _find_older(self, storage: Storage, gathered: GatheredStorage | None) -> tuple[Found | None, str]:
+        """Storage has something newer than memory. Where that is damaged, memory may be better than what is older."""
+        found, place, failure = None, storage.uri, None
+        try:
+            found = newest_valid(storage, warn=self._warn)
+        except IntegrityError as error:
+            failure = error
+        if gathered is not None:
+            least = found[0].step + 1 if found is not None else 0
+            better = newest_gathered(gathered, at_least=least, warn=self._warn)
+            if better is not None:
+                found, place = better, gathered.place_of(better[0].step)
+        if found is None and failure is not None:
+            raise failure
         if found is not None:
             newer = (entry.step for entry in list_checkpoints(storage) if entry.step > found[0].step)
             self._saver.distrusted = frozenset(newer)
-        return found, storage.uri
+        return found, place
 
     def _check(self, manifest: Manifest) -> None:
         uri = self._settings.uri or "memory"
