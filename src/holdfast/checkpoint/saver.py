@@ -256,7 +256,9 @@ class Saver:
     def _make_arena(self, size: int) -> torch.Tensor:
         if self._arena is None or len(self._arena) < size:
             self._arena = None  # first: there should never be two
-            arena = image_buffer(size)
+            # Ordinary pages: large ones take seconds to get where this machine has to ask the one under it for them,
+            # and a first save that comes before that waits for it.
+            arena = image_buffer(size, large_pages=False)
             for start in range(0, size, 1 << 20):  # in pieces, so that a waiting loop gets its turn
                 arena[start : start + (1 << 20)].zero_()
             self._arena = arena
