@@ -256,12 +256,8 @@ class Saver:
     def _make_arena(self, size: int) -> torch.Tensor:
         if self._arena is None or len(self._arena) < size:
             self._arena = None  # first: there should never be two
-            # Ordinary pages: large ones take seconds to get where this machine has to ask the one under it for them,
-            # and a first save that comes before that waits for it.
-            arena = image_buffer(size, large_pages=False)
-            for start in range(0, size, 1 << 20):  # in pieces, so that a waiting loop gets its turn
-                arena[start : start + (1 << 20)].zero_()
-            self._arena = arena
+            # Touched, and ordinary pages: large ones may take seconds to get, and a first save would wait for them.
+            self._arena = image_buffer(size, large_pages=False).zero_()
         return self._arena
 
     def _carry(self, save: Share) -> None:
