@@ -157,16 +157,19 @@ class Benchmark:
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self._start:4.0f} s] {text}", file=sys.stderr, flush=True)
 
-    def _train(self, directory: Path, case: Case, steps: int, every: int) -> list[dict[str, Any]]:
-        """A run of ours with its checkpoints in `kept`; what its workers left."""
-        options = ["--checkpoint", str(directory / "kept"), "--save-every", str(every), "--keep", "1"]
-        script = "checkpoint_worker.py"
-        command = holdfast_command(directory, run="bench", workers=case.workers, script=script, options=options)
-        return self._end([*command, *case.arguments()], directory, case.workers, steps)
+    def _train(
+        self, directory: Path, case: Case, *, steps: int, every: int, width: int | None = None
+    ) -> list[dict[str, Any]]:
+        """A run of ours with its checkpoints in `kept`, or none; what its workers left."""
+        kept = ["--checkpoint", str(directory / "kept"), "--save-every", str(every), "--keep", "1"]
+        command = holdfast_command(
+            directory, run="bench", workers=case.workers, script="checkpoint_worker.py", options=kept if every else []
+        )
+        return self._end([*command, *case.arguments()], directory, case.workers, steps, width or self._args.width)
 
-    def _end(self, command: list[str], directory: Path, workers: int, steps: int) -> list[dict[str, Any]]:
-        common = ["--out", str(directory), "--steps", str(steps), "--width", str(self._args.width)]
-        run_to_end([[*command, *common, "--blocks", str(BLOCKS)]], directory / "log", timeout_s=RUN_TIMEOUT_S)
+    def _end(self, command: list[str], directory: Path, workers: int, steps: int, width: int) -> list[dict[str, Any]]:
+        common = ["--out", str(directory), "--steps", str(steps), "--width", str(width), "--blocks", str(BLOCKS)]
+        run_to_end([[*command, *common]], directory / "log", timeout_s=RUN_TIMEOUT_S)
         left = [json.loads(path.read_text()) for path in directory.glob("*.json")]
         if len(left) != workers:
             lines = last_lines(directory / "log")
@@ -174,12 +177,15 @@ class Benchmark:
         return left
 
     def _measure_memory(self, workers: int) -> None:
-        """Beyond the peak of the first step, after which nothing is allocated but for the save."""
+        """Peaks of two short runs, one that saves and one that does not; a quarter of the state does."""
         case = Case(name="memory", workers=workers, span=1, dense=True, wait_s=0.2)
-        with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
-            left = self._train(Path(directory), case, steps=6, every=4)
-        extra = max(worker["peak_bytes"] - worker["peak_first_bytes"] for worker in left)
-        self.memory[workers] = extra / self._limits.state_bytes
+        width = self._args.width // 2
+        peaks = []
+        for saves in (True, False):
+            with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
+                left = self._train(Path(directory), case, steps=6, every=4 if saves else 0, width=width)
+            peaks.append(max(worker["peak_bytes"] for worker in left))
+        self.memory[workers] = (peaks[0] - peaks[1]) / state_bytes(width)
         self._say(f"memory of a save with {workers} workers: {self.memory[workers]:.2f} of the state each")
 
     def _measure_case(self, number: int, case: Case) -> None:
@@ -220,7 +226,7 @@ class Benchmark:
         script = [sys.executable, str(BENCHMARKS / "checkpoint_worker.py")]
         command = [*script, "--system", system, "--every", str(every), *PEER_CASE.arguments()]
         with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
-            (left,) = self._end(command, Path(directory), 1, 3 * every)
+            (left,) = self._end(command, Path(directory), 1, 3 * every, self._args.width)
         steps = longest_steps([left["ends"]])
         for save in left["saves"]:
             own_s, durable_s = save["free"] - save["began"], save["durable"] - save["began"]
@@ -260,7 +266,7 @@ class Benchmark:
             result.bar("load_reads", result.figures["load_s"] / result.figures["read_s"], LOAD_READS_MAX)
         for workers, states in self.memory.items():
             # Whole parts are shared out; arenas have a sixteenth to spare, and a process some megabytes of its own.
-            share = min(1.0, 2 / workers + 2 * PART_BYTES / self._limits.state_bytes)
+            share = min(1.0, 2 / workers + 2 * PART_BYTES / state_bytes(self._args.width // 2))
             result.bar(f"memory_states_{workers}", states, share * 17 / 16 + 0.1)
         return result
 
@@ -278,7 +284,7 @@ def main() -> int:
         systems.remove("dlrover")
         print("DLRover: not installed", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
-        limits = Limits(Path(directory), parameters(args.width))
+        limits = Limits(Path(directory), state_bytes(args.width))
         benchmark = Benchmark(args, limits, systems)
         try:
             benchmark.run()
@@ -286,7 +292,7 @@ def main() -> int:
             print(f"checkpoint: {error}", file=sys.stderr)
             return 1
     result = benchmark.result()
-    print_tables(benchmark, result, limits.state_bytes)
+    print_tables(benchmark, result, state_bytes(args.width))
     if args.json:
         args.json.write_text(json.dumps(result.figures, indent=1) + "\n")
     if not args.check:
@@ -296,9 +302,9 @@ def main() -> int:
     return 1 if result.missed else 0
 
 
-def parameters(width: int) -> list[int]:
-    """How many numbers each large tensor of the model has."""
-    return [width * width] * BLOCKS
+def state_bytes(width: int) -> int:
+    """Of the model's large tensors, and of the two that Adam has for each."""
+    return 3 * 4 * BLOCKS * width * width
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -328,10 +334,10 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def print_tables(benchmark: Benchmark, result: Result, state_bytes: int) -> None:
+def print_tables(benchmark: Benchmark, result: Result, size: int) -> None:
     figures = result.figures
     copy_s, write_s = figures["limit_copy_s"], figures["limit_direct_write_s"]
-    print(f"a state of {state_bytes / 1e9:.2f} GB; limits of this machine, in seconds:")
+    print(f"a state of {size / 1e9:.2f} GB; limits of this machine, in seconds:")
     for name in ("copy", "direct_write", "buffered_write", "direct_read"):
         low, high = figures[f"limit_{name}_min_s"], figures[f"limit_{name}_max_s"]
         print(f"  {name.replace('_', ' '):<15} {figures[f'limit_{name}_s']:.3f}  ({low:.3f} to {high:.3f})")

@@ -6,7 +6,7 @@ import mmap
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +17,12 @@ COPIES = 3  # a copy takes so little that several cost nothing
 
 
 class Limits:
-    """A state of Adam's shape: for each tensor of the model three of its size. Owns two states' worth of memory."""
+    """Owns two states' worth of memory, touched, and a file of that size while it measures."""
 
-    def __init__(self, directory: Path, sizes: Sequence[int]) -> None:
-        lengths = [4 * size for size in sizes for _ in range(3)]
-        self.state_bytes = sum(lengths)
+    def __init__(self, directory: Path, size: int) -> None:
         self._path = directory / "limit"
-        self._source = _touched(self.state_bytes, 1)
-        self._target = _touched(self.state_bytes, 2)
+        self._source = _touched(size, 1)
+        self._target = _touched(size, 2)
         self._times: dict[str, list[float]] = {}
 
     def measure(self, *, buffered: bool = False) -> None:
@@ -64,9 +62,9 @@ class Limits:
             found |= {f"limit_{name}_min_s": min(times), f"limit_{name}_max_s": max(times)}
         return found
 
-    def _time(self, name: str, act: object) -> None:
+    def _time(self, name: str, act: Callable[[], object]) -> None:
         began = time.perf_counter()
-        act()  # type: ignore[operator]
+        act()
         self._times.setdefault(name, []).append(time.perf_counter() - began)
 
     def _copy(self) -> None:

@@ -7,7 +7,7 @@ The model, Adam, the data and the steps are the same for all. `--dense` steps co
 others do so only once, so that Adam has its state, and then freeze them, train a small head and wait for `--wait`
 seconds, as a host does while its accelerators compute.
 
-Leaves in `PID.json`: when each step ended, peak memory after the first step and at the end, and for a peer when each
+Leaves in `PID.json`: when each step ended, peak memory, and for a peer when each
 save began, gave the loop its turn again, and was durable.
 """
 
@@ -61,18 +61,14 @@ class Account:
 
     def __init__(self) -> None:
         self._ends: list[float] = []
-        self._peak_first = 0
         self.saves: list[dict[str, float]] = []
 
     def step_done(self) -> None:
         self._ends.append(time.monotonic())
-        if len(self._ends) == 1:
-            self._peak_first = peak_bytes()
 
     def write(self, directory: Path) -> None:
         figures = {
             "ends": self._ends,
-            "peak_first_bytes": self._peak_first,
             "peak_bytes": peak_bytes(),
             "saves": self.saves,
         }
