@@ -459,6 +459,24 @@ def test_the_machines_memory_counts_too(tmp_path: Path, small_parts: int, monkey
     assert memory.keep(Place(1, 0, 1, 0), taken(1).manifest, taken(1).images), "there is room again"
 
 
+def test_the_limit_of_a_container_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    inside = [line[4:] for line in lines if line.startswith("0::/")]
+    if not inside:
+        pytest.skip("this kernel has no second version of control groups")
+    group = tmp_path / inside[0]
+    group.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(host_memory, "CONTROL_GROUPS", tmp_path)
+    free = host_memory._available_bytes()
+    assert free > 1 << 20
+    (group / "memory.max").write_text("3000000\n")
+    (group / "memory.current").write_text("2500000\n")
+    (group / "memory.stat").write_text("anon 2000000\ninactive_file 100000\n")
+    assert host_memory._available_bytes() == 600_000
+    (group / "memory.max").write_text("max\n")
+    assert host_memory._available_bytes() > 1 << 20
+
+
 def test_the_directory_is_this_users_alone(tmp_path: Path, small_parts: int) -> None:
     trap = tmp_path / "elsewhere"
     trap.mkdir()

@@ -33,7 +33,9 @@ from holdfast.checkpoint.writing import image_buffer
 
 BLOCK_BYTES = 8 << 20
 RESERVE_BYTES = 256 << 20  # of the machine's memory that is left to others
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _UNFINISHED = ".new-"
+_UNLIMITED = 1 << 62
 
 
 class HostMemory:
@@ -235,9 +237,26 @@ def _size(path: Path) -> int:
 
 
 def _available_bytes() -> int:
-    """What the machine can still give without killing anyone: /dev/shm's own limit may be more than there is."""
+    """What can still be had without anyone being killed: /dev/shm's own limit may be more than there is."""
+    room = _container_bytes()
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, rest = line.partition(":")
         if name == "MemAvailable":
-            return int(rest.split()[0]) * 1024
-    return 1 << 62
+            room = min(room, int(rest.split()[0]) * 1024)
+    return room
+
+
+def _container_bytes() -> int:
+    """The same of the control group that this process is in, whose pages count against its limit."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        inside = next(line[len("0::/") :] for line in lines if line.startswith("0::/"))
+        group = CONTROL_GROUPS / inside
+        limit = (group / "memory.max").read_text().strip()
+        if limit == "max":
+            return _UNLIMITED
+        used = int((group / "memory.current").read_text())
+        words = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(limit) - used + next(int(value) for name, value in words if name == "inactive_file")
+    except (OSError, ValueError, StopIteration):
+        return _UNLIMITED  # the first version of control groups, or none
