@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -294,3 +294,20 @@ def test_room_is_made_before_it_is_needed(crew: Callable[[int], list[Worker]]) -
     arena = worker.saver._arena
     worker.begin(5)
     assert worker.saver.settle(WAIT_S) and worker.saver._arena is arena
+
+
+def test_a_state_that_changes_while_it_is_copied_is_not_saved(
+    crew: Callable[[int], list[Worker]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (worker,) = crew(1)
+    real = share.fill
+
+    def fill(part: parts.Part, image: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+        real(part, image, tensors)
+        worker.state["tensor3"].add_(1.0)  # the script's own doing, before it asks for shards
+
+    monkeypatch.setattr(share, "fill", fill)
+    worker.begin(10)
+    until(lambda: bool(worker.troubles))
+    assert "changed while it was copied" in worker.troubles[0]
+    assert not (tmp_path / manifest_name(10)).exists()

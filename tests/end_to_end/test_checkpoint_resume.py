@@ -160,7 +160,6 @@ def test_another_batch_or_model_is_answered_by_a_sentence(trained: tuple[Path, P
     assert contents(place) == before
 
 
-@pytest.mark.xfail(reason="an optimizer takes the settings of another class, and fails in its first step", strict=True)
 def test_another_optimizer_is_answered_by_a_sentence(trained: tuple[Path, Path], tmp_path: Path) -> None:
     script, place = trained
     before = contents(place)

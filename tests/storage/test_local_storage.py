@@ -315,3 +315,18 @@ def test_files_of_others_are_not_shown(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     write(storage, "a", b"x")
     assert storage.list() == [Stored("a", 1)]
+
+
+def test_a_directory_that_only_a_dead_writer_knew_goes_with_the_next_commit(tmp_path: Path) -> None:
+    """Killed in the first write of a step: nothing is listed there, and nobody would ever look again."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / "checkpoint-000000000007"
+    left.mkdir()
+    (left / f".holdfast-{local._place()}-{dead.pid}-00000000").write_bytes(b"x" * 100)
+    mine = tmp_path / "checkpoint-000000000008"
+    mine.mkdir()
+    (mine / f".holdfast-{local._place()}-{os.getpid()}-00000000").write_bytes(b"x" * 100)
+    storage = LocalStorage(tmp_path)
+    assert storage.create("checkpoint-000000000009/manifest.json", b"{}")
+    assert not left.exists() and mine.exists()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -179,7 +180,7 @@ def _metrics(fields: dict[str, Any]) -> dict[str, float]:
     for name, value in _kind(fields, "metrics", dict).items():
         if type(value) is str and value in _UNUSUAL:
             metrics[name] = _UNUSUAL[value]
-        elif type(value) in (int, float) and abs(value) < 2**1023:
+        elif type(value) in (int, float) and abs(value) <= sys.float_info.max:
             metrics[name] = float(value)
         else:
             raise ProtocolError(f"a manifest whose metric {name:.40} is {value!r:.80}")

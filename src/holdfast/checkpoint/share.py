@@ -11,6 +11,7 @@ from holdfast.checkpoint.fragments import Place
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.parts import PAGE_BYTES, Part, digest_of, file_name, fill, flat_bytes, header_bytes, view_of
 from holdfast.checkpoint.storage.port import Stored
+from holdfast.core.errors import ConfigError
 from holdfast.state.layout import TensorSpec, spec_of
 from holdfast.state.snapshot import Snapshot
 
@@ -63,6 +64,7 @@ class Share:
 
     def copy_to(self, arena: torch.Tensor) -> None:
         """What this worker holds of the state is copied, and the rest is hashed: so all names are known."""
+        versions = [tensor._version for tensor in self.snapshot.tensors]
         offset = 0
         for part in self.held:
             image = self.images[part.number] = arena[offset : offset + part.size]
@@ -71,6 +73,11 @@ class Share:
         for part in self.layout:
             if part.number not in self.images:
                 self.files[part.number] = name_of(part, self.snapshot.tensors)
+        if versions != [tensor._version for tensor in self.snapshot.tensors]:
+            raise ConfigError(
+                f"the state of step {self.step} was changed while it was copied",
+                hint="change parameters and optimizer state after the loop over a step's shards, not before or in it",
+            )
         self.snapshot = Snapshot(self.step, self.snapshot.tree, ())
 
 

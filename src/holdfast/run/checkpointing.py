@@ -16,18 +16,19 @@ from holdfast.checkpoint.gathering import GatheredStorage, newest_gathered
 from holdfast.checkpoint.host_memory import HostMemory
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.memory_place import MEMORY_ONLY, remove_memory
-from holdfast.checkpoint.reading import list_checkpoints, newest_valid, read_manifest
-from holdfast.checkpoint.retention import Keep, abandoned, delete_checkpoint, superseded
+from holdfast.checkpoint.reading import list_checkpoints, newest_valid
+from holdfast.checkpoint.retention import Keep
 from holdfast.checkpoint.saver import Saved, Saver, Told
 from holdfast.checkpoint.schedule import Every, Schedule
 from holdfast.checkpoint.settings import CheckpointSettings
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.checkpoint.storage.port import Storage
 from holdfast.core.config import RunConfig
-from holdfast.core.errors import ConfigError, IntegrityError, NotStored, StorageError, StorageUnavailable
+from holdfast.core.errors import ConfigError, IntegrityError, StorageError, StorageUnavailable
 from holdfast.core.words import KEY_CHECKPOINT, encode_json, host_of
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
+from holdfast.run.clearing import Clearing
 from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.run.recalling import Recaller
 from holdfast.state.snapshot import Holder, Snapshot
@@ -55,6 +56,8 @@ class NoCheckpoints:
     def wait_copied(self) -> None: ...
 
     def member_lost(self) -> None: ...
+
+    def arrived(self, step: int) -> None: ...
 
     def settle(self) -> None: ...
 
@@ -98,8 +101,8 @@ class Checkpoints(NoCheckpoints):
         self._events = events
         self._clock = clock
         self._every = Every.parse(settings.every)
-        self._keep = Keep(last=settings.keep, every=settings.keep_every, best=settings.keep_best)
-        self._metrics_of: dict[int, Mapping[str, float]] = {}  # of committed checkpoints; of the saver's thread
+        keep = Keep(last=settings.keep, every=settings.keep_every, best=settings.keep_best)
+        self._clearing = Clearing(settings.uri, keep, self._warn)
         self._schedule = Schedule(self._every, clock())
         self._prepared_for = 0  # so many members
         self._state_bytes = 0
@@ -159,6 +162,10 @@ class Checkpoints(NoCheckpoints):
         """Before anything may change the state."""
         self._saver.wait_copied()
 
+    def arrived(self, step: int) -> None:
+        """With the others' state, who have seen to it that it was saved when it was due."""
+        self._schedule.begun(step, self._clock())
+
     def member_lost(self) -> None:
         self._schedule.lost()
         self._saver.nudge()
@@ -194,6 +201,7 @@ class Checkpoints(NoCheckpoints):
 
     def close(self) -> None:
         self._saver.close()
+        self._clearing.close()
         if self._over and self._memory is not None:
             remove_memory(self._memory.root)  # the event log says by now that the run is finished
 
@@ -312,36 +320,8 @@ class Checkpoints(NoCheckpoints):
             duration_s=round(saved.duration_s, 4),
             held_s=round(saved.held_s, 4),
         )
-        if not self._settings.uri:
-            return  # old ones in memory are written over
-        self._metrics_of[saved.step] = manifest.metrics
-        storage = open_storage(self._settings.uri)
-        try:
-            self._clear(storage, saved.step)
-        except StorageError as error:
-            self._events.write("warning", text=f"old checkpoints could not be deleted: {error.message}")
-        finally:
-            storage.close()
-
-    def _clear(self, storage: Storage, newest: int) -> None:
-        """Delete what is superseded, and what was never finished and has two newer ones.
-
-        What is newer than the one just committed supersedes nothing: the run was there once, and did not go on from
-        it because it is damaged. It stays until the run has passed it.
-        """
-        listed = [entry for entry in list_checkpoints(storage) if entry.step <= newest]
-        committed = [entry.step for entry in listed if entry.committed]
-        if self._keep.best:
-            for step in committed:
-                if step not in self._metrics_of:
-                    try:
-                        self._metrics_of[step] = read_manifest(storage, step).metrics
-                    except (NotStored, StorageError):
-                        self._metrics_of[step] = {}
-        old = superseded([(step, self._metrics_of.get(step, {})) for step in committed], self._keep)
-        before = committed[1] if len(committed) > 1 else 0
-        for step in (*old, *(step for step in abandoned(listed) if step < before)):
-            delete_checkpoint(storage, step)
+        if self._settings.uri:  # old ones in memory are written over
+            self._clearing.committed(saved.step)
 
     def _warn(self, text: str) -> None:
         self._events.write("warning", text=text)

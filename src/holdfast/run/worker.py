@@ -389,6 +389,7 @@ class Worker:
             return
         self._holder.restore(snapshot, adopt=True)
         self._exact.rebase()
+        self._checkpoints.arrived(effect.step)
         duration_s = round(self._clock() - started, 4)
         self._events.write("joined", view=view.number, step=effect.step, duration_s=duration_s, bytes=snapshot.nbytes)
         self._queue.appendleft(m.Loaded(effect.step))

@@ -39,7 +39,7 @@ def capture_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str,
     """Its state_dict with the state by reference and the hyperparameters copied, and whose state it is."""
     packed = dict(optimizer.state_dict())
     packed["param_groups"] = copied(packed["param_groups"])
-    return {"packed": packed, "names": _names(optimizer, parameters)}
+    return {"kind": type(optimizer).__name__, "packed": packed, "names": _names(optimizer, parameters)}
 
 
 def _names(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> list[list[str]]:
@@ -49,8 +49,14 @@ def _names(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.P
 
 def check_optimizer(sent: Any, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> None:
     """ConfigError with the first difference if the run's optimizer has other groups than this one."""
-    if not isinstance(sent, dict) or set(sent) != {"packed", "names"} or not isinstance(sent["packed"], dict):
+    parts = {"kind", "packed", "names"}
+    if not isinstance(sent, dict) or set(sent) != parts or not isinstance(sent["packed"], dict):
         raise ProtocolError("the snapshot's part for the optimizer is not an optimizer's state")
+    if sent["kind"] != type(optimizer).__name__:
+        raise ConfigError(
+            f"the run's optimizer is a {sent['kind']!s:.80}, and this worker's is a {type(optimizer).__name__}",
+            hint="go on with the same optimizer, or start another run with another name",
+        )
     packed, theirs, mine = sent["packed"], sent["names"], _names(optimizer, parameters)
     try:
         groups = packed["param_groups"]

@@ -19,7 +19,7 @@ import secrets
 import stat
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -77,7 +77,18 @@ class LocalStorage:
                 won = _linked(own, path)
                 if won:
                     self._flush_directories(path.parent)
+                    self._sweep_neighbours(path.parent)
                 return won
+
+    def _sweep_neighbours(self, directory: Path) -> None:
+        """Who died in a first write has left a directory that nobody lists. Whoever commits looks for such."""
+        if directory == self._root:
+            return
+        with suppress(OSError), os.scandir(directory.parent) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False) and Path(entry.path) != directory:
+                    _sweep(Path(entry.path))
+                    _removed_if_empty(Path(entry.path))
 
     def read(self, name: str, bytes_max: int) -> bytes:
         with self._opened(name) as (file, size):
