@@ -218,6 +218,7 @@ class HdfsCluster:
             "dfs.namenode.name.dir": f"file://{self._namenode.directory}/name",
             "dfs.namenode.http-address": f"127.0.0.1:{self._namenode.web_port}",
             "dfs.namenode.safemode.extension": "0",
+            "dfs.namenode.edits.noeditlogchannelflush": "true",  # its process may die here, the machine does not
             "dfs.namenode.safemode.min.datanodes": "0",
             "dfs.namenode.heartbeat.recheck-interval": "1000",
             "dfs.namenode.replication.interval": "1",

@@ -199,8 +199,8 @@ class HdfsStorage:
                 f"{self.uri} needs the package hdfs-native", hint="pip install 'holdfast[hdfs]'"
             ) from error
         settings = {
-            # All NameNodes of a nameservice are asked, and again within about a second; the rest is the caller's.
-            "dfs.client.failover.max.attempts": "3",
+            # All NameNodes of a nameservice are asked, or the one again after a moment; the rest is the caller's.
+            "dfs.client.failover.max.attempts": "2",
             "dfs.client.failover.sleep.base.millis": "100",
             "dfs.client.failover.sleep.max.millis": "500",
             # A DataNode that falls silent: time enough for the client to go on with others within one step.
@@ -296,6 +296,8 @@ def _store(client: Client, steps: _Steps, path: str, *, overwrite: bool) -> bool
         steps.next()
         renamed = _renamed(client, unfinished, path, overwrite=overwrite)
         return renamed
+    except FileNotFoundError as error:
+        raise StorageUnavailable(f"cannot write {path}: somebody removed {unfinished}") from error
     finally:
         if not renamed:
             try:
