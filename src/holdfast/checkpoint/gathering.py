@@ -54,6 +54,7 @@ class GatheredStorage:
         self.sources: builtins.list[Source] = []
         self.failures: dict[str, str] = {}  # host -> why it was left out
         self._lock = threading.Lock()
+        self._scratch = threading.local()
         self._held: dict[str, builtins.list[_Held]] = {}  # name as storage has it -> where it is, whole or in fragments
         self._sizes: dict[str, int] = {}
         for source in sources:
@@ -168,17 +169,47 @@ class GatheredStorage:
                 place = index * first.length + start - offset
                 self._from(chosen[index], memory[place : place + stop - start], start)
             return
+        self._recover(first, chosen, spans, memory, offset)
+
+    def _recover(
+        self,
+        first: Fragment,
+        chosen: dict[int, _Held],
+        spans: Sequence[tuple[int, int, int]],
+        memory: memoryview,
+        offset: int,
+    ) -> None:
+        """The same where some fragments of data are lost: from that range of k others in which they all lie."""
         low, high = min(start for _, start, _ in spans), max(stop for _, _, stop in spans)
-        fragments = {}
-        for index, one in list(chosen.items())[: first.k]:
-            fragments[index] = image_buffer(high - low)
-            self._from(one, view_of(fragments[index]), low)
-        lost = {index: image_buffer(high - low) for index, _, _ in spans if index not in fragments}
-        Code(first.k, first.m).decode(fragments, lost)
         target = torch.frombuffer(memory, dtype=torch.uint8)
+        places = {}
         for index, start, stop in spans:
             place = index * first.length + start - offset
-            target[place : place + stop - start].copy_((lost | fragments)[index][start - low : stop - low])
+            places[index] = target[place : place + stop - start]
+
+        def buffer(index: int) -> torch.Tensor:
+            """At its place at once, unless less of it is wanted than the others need."""
+            there = places.get(index)
+            return there if there is not None and len(there) == high - low else self._buffer(index, high - low)
+
+        used = list(chosen)[: first.k]
+        fragments = {index: buffer(index) for index in used}
+        for index in used:
+            self._from(chosen[index], view_of(fragments[index]), low)
+        lost = {index: buffer(index) for index in places if index not in fragments}
+        Code(first.k, first.m).decode(fragments, lost)
+        for index, start, stop in spans:
+            source = (fragments | lost)[index][start - low : stop - low]
+            if source.data_ptr() != places[index].data_ptr():
+                places[index].copy_(source)
+
+    def _buffer(self, index: int, length: int) -> torch.Tensor:
+        """Of this thread, and used again: fresh pages cost more than the arithmetic."""
+        known: dict[str, torch.Tensor] = self._scratch.__dict__
+        name = f"fragment {index}"
+        if name not in known or len(known[name]) < length:
+            known[name] = image_buffer(length)
+        return known[name][:length]
 
     # ---- damage
 
