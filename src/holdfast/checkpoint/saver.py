@@ -139,13 +139,7 @@ class Saver:
             self._changed.notify_all()
 
     def begin(
-        self,
-        snapshot: Snapshot,
-        *,
-        rank: int,
-        count: int,
-        metrics: Mapping[str, float],
-        place: Place | None = None,
+        self, snapshot: Snapshot, *, rank: int, count: int, metrics: Mapping[str, float], place: Place | None = None
     ) -> bool:
         """Start to save. False: an earlier snapshot is still on its way, and this one is passed over."""
         with self._changed:
