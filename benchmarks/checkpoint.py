@@ -38,6 +38,7 @@ from checkpoint_limits import Limits
 from checkpoint_worker import PEERS
 from holdfast.checkpoint.parts import PART_BYTES
 from holdfast.checkpoint.reading import list_checkpoints, read_snapshot
+from holdfast.checkpoint.settings import NOWHERE
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.events import EventReader
 from launching import BENCHMARKS, BenchmarkError, holdfast_command, last_lines, run_to_end
@@ -161,9 +162,10 @@ class Benchmark:
         self, directory: Path, case: Case, *, steps: int, every: int, width: int | None = None
     ) -> list[dict[str, Any]]:
         """A run of ours with its checkpoints in `kept`, or none; what its workers left."""
-        kept = ["--checkpoint", str(directory / "kept"), "--save-every", str(every), "--keep", "1"]
+        kept = ["--checkpoint", str(directory / "kept") if every else NOWHERE, "--keep", "1"]
+        when = ["--save-every", str(every)] if every else []
         command = holdfast_command(
-            directory, run="bench", workers=case.workers, script="checkpoint_worker.py", options=kept if every else []
+            directory, run="bench", workers=case.workers, script="checkpoint_worker.py", options=[*kept, *when]
         )
         return self._end([*command, *case.arguments()], directory, case.workers, steps, width or self._args.width)
 
