@@ -34,7 +34,7 @@ from holdfast.state.layout import TensorSpec
 from holdfast.state.snapshot import Snapshot
 
 Place: TypeAlias = Callable[[bytes, Sequence[TensorSpec]], Sequence[torch.Tensor]]  # (tree, specs): where tensors go
-READERS_MIN = 3  # so that one reads while another checks, and the disk has the next request before it needs it
+READERS_MIN = 8  # reading, making pages and checking overlap: with 8 a gigabyte takes 1.1 to 1.3 times the plain read
 READERS_MAX = 16
 
 
