@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 import xxhash
 
@@ -32,7 +33,6 @@ NAMES_CHARACTERS_MAX = 16 * 2**20  # of all names together; later tensors have o
 PAGE_BYTES = 4096
 PIECE_ALIGNMENT = 64  # as torch allocates: a tensor is used where it was read
 HEADER_BYTES_MAX = 32 * 2**20  # PIECES_MAX names of the longest kind, twice, and what is beside them
-_COPY_BYTES = 2**20  # at a time, so that other threads get their turn
 _HASH_BYTES = 4 * 2**20
 _NO_DIGEST = "0" * 32
 _FILE_NAME = re.compile(r"part-(\d{4,9})-([0-9a-f]{32})\.safetensors")
@@ -236,17 +236,18 @@ def number_of(name: str) -> int | None:
 
 
 def fill(part: Part, image: memoryview | torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """Copies the tensors' memory to its place in the image. The tensors are such as `readable` returns."""
-    target = _bytes_of(image)
+    """Copies the tensors' memory to its place in the image. The tensors are such as `readable` returns.
+
+    numpy copies a piece with one memcpy and lets go of Python's lock meanwhile. One call for all of it: only for large
+    blocks does the C library write past the processor's caches, which takes half the time and leaves them to training.
+    """
+    target = numpy.frombuffer(view_of(image), numpy.uint8)
     assert len(target) >= part.size, "the image is too small for its part"
     for start, stop in part.gaps():
-        target[start:stop].zero_()
+        target[start:stop] = 0
     for piece in part.pieces:
-        memory = flat_bytes(tensors[piece.tensor], spec_of(tensors[piece.tensor]))
-        for start in range(piece.start, piece.stop, _COPY_BYTES):
-            stop = min(start + _COPY_BYTES, piece.stop)
-            place = piece.offset + start - piece.start
-            target[place : place + stop - start].copy_(memory[start:stop])
+        memory = flat_bytes(tensors[piece.tensor], spec_of(tensors[piece.tensor])).numpy()
+        numpy.copyto(target[piece.offset : piece.offset + piece.stop - piece.start], memory[piece.start : piece.stop])
 
 
 def seal(part: Part, image: memoryview | torch.Tensor) -> str:
@@ -275,10 +276,6 @@ def flat_bytes(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     physical = tensor.detach().permute(spec.order) if spec.order else tensor.detach()
     assert physical.is_contiguous(), "flat_bytes needs what readable() returned"
     return physical.view(-1).view(torch.uint8)
-
-
-def _bytes_of(image: memoryview | torch.Tensor) -> torch.Tensor:
-    return image if isinstance(image, torch.Tensor) else torch.frombuffer(image, dtype=torch.uint8)
 
 
 def view_of(image: memoryview | torch.Tensor) -> memoryview:
