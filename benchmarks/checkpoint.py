@@ -7,7 +7,7 @@
 
 The state is that of a model with 84 M parameters and Adam. The limits of the machine (a copy in warm memory, a direct
 and a buffered write with fsync, a direct read) are measured before and between everything else, the systems and cases
-take turns, and medians are compared, so that a change in the machine's load falls on all of them.
+take turns, and medians are compared, so that a change in the machine's load falls on all of them. Peers run once.
 
 Cases of Holdfast. `free` (1 worker computes with one thread) and `waiting_2` (2 workers whose steps wait as for an
 accelerator) have steps longer than the copy and a core to spare; in `busy_2` two workers keep two cores busy; in
@@ -89,7 +89,7 @@ CASES = (
     Case(name="short_2", workers=2, span=175, wait_s=0.01),
 )
 PEER_CASE = CASES[0]
-MEMORY_WORKERS = (1, 2, 4)
+MEMORY_WORKERS = (1, 4)
 
 
 @dataclass
@@ -151,8 +151,9 @@ class Benchmark:
                 if OURS in self._systems and case.name in self._args.cases:
                     self._measure_case(number, case)
                     self._limits.measure()
-            for system in (name for name in PEERS if name in self._systems):
-                self._measure_peer(number, system)
+            for system in PEERS if number == 0 else ():  # once, and one save more: they are slow
+                if system in self._systems:
+                    self._measure_peer(system)
             self._limits.measure()
 
     def _say(self, text: str) -> None:
@@ -222,19 +223,19 @@ class Benchmark:
             read_snapshot(storage, step)
             self.load_s.append(time.monotonic() - began)
 
-    def _measure_peer(self, number: int, system: str) -> None:
+    def _measure_peer(self, system: str) -> None:
         found = self.peers.setdefault(system, Found())
         every = 2 * PEER_CASE.span
         script = [sys.executable, str(BENCHMARKS / "checkpoint_worker.py")]
         command = [*script, "--system", system, "--every", str(every), *PEER_CASE.arguments()]
         with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
-            (left,) = self._end(command, Path(directory), 1, 3 * every, self._args.width)
+            (left,) = self._end(command, Path(directory), 1, (self._args.saves + 2) * every, self._args.width)
         steps = longest_steps([left["ends"]])
         for save in left["saves"]:
             own_s, durable_s = save["free"] - save["began"], save["durable"] - save["began"]
             first = save["step"] == every
             found.add(steps, save["step"], first=first, own_s=own_s, durable_s=durable_s, span=PEER_CASE.span)
-        self._report(f"round {number + 1} {TITLES[system]}", found)
+        self._report(TITLES[system], found)
 
     def _report(self, label: str, found: Found) -> None:
         held = [*found.held_first_s[-1:], *found.held_later_s[-self._args.saves + 1 :]]

@@ -60,10 +60,15 @@ class Account:
 
     def __init__(self) -> None:
         self._ends: list[float] = []
+        self._away_s = 0.0
         self.saves: list[dict[str, float]] = []
 
     def step_done(self) -> None:
-        self._ends.append(time.monotonic())
+        self._ends.append(time.monotonic() - self._away_s)
+
+    def leave_out(self, seconds: float) -> None:
+        """Of the step under way."""
+        self._away_s += seconds
 
     def write(self, directory: Path) -> None:
         figures = {
@@ -200,6 +205,8 @@ class Dlrover:
         from dlrover.python.elastic_agent.torch.ckpt_saver import AsyncCheckpointSaver
         from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer
 
+        # Its sockets and its memory are named after the run: without that, one run finds what another left behind.
+        os.environ["TORCHELASTIC_RUN_ID"] = f"holdfast-bench-{os.getpid()}"
         AsyncCheckpointSaver.start_async_saving_ckpt()
         self._directory = directory
         self._checkpointer = DdpCheckpointer(str(directory))
@@ -212,19 +219,27 @@ class Dlrover:
         done: Future[Any] = Future()
 
         def watch() -> None:
-            tracker = self._directory / "latest_checkpointed_iteration.txt"
+            tracker = self._directory / "dlrover_latest.txt"
             deadline = time.monotonic() + DURABLE_TIMEOUT_S
             while time.monotonic() < deadline:
                 if tracker.exists() and tracker.read_text().strip() == str(number):
-                    break
+                    done.set_result(None)
+                    return
                 time.sleep(0.005)
-            done.set_result(None)
+            done.set_exception(TimeoutError(f"step {number} is not durable after {DURABLE_TIMEOUT_S:g} s"))
 
         threading.Thread(target=watch, daemon=True).start()
         return done
 
     def close(self) -> None:
-        self._checkpointer.close()
+        """It leaves its memory and its sockets to whoever comes next, who is nobody."""
+        from dlrover.python.common.multi_process import SOCKET_TMP_DIR
+        from dlrover.python.elastic_agent.torch.ckpt_saver import AsyncCheckpointSaver
+
+        saver = AsyncCheckpointSaver.get_ckpt_saver()
+        if saver is not None:
+            saver.close()
+        shutil.rmtree(Path(SOCKET_TMP_DIR) / os.environ["TORCHELASTIC_RUN_ID"], ignore_errors=True)
 
 
 def make_peer(system: str, directory: Path) -> Peer:
@@ -249,7 +264,7 @@ def theirs(args: argparse.Namespace, account: Account) -> None:
         work.step_done()
         account.step_done()
         if all(future.done() for future in on_their_way):
-            for path in sorted(directory.glob("*"), key=lambda path: path.stat().st_mtime)[:-2]:
+            for path in sorted(directory.glob("[0-9]*"), key=lambda path: path.stat().st_mtime)[:-2]:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     for future in on_their_way:
         future.result(DURABLE_TIMEOUT_S)
@@ -257,9 +272,11 @@ def theirs(args: argparse.Namespace, account: Account) -> None:
 
 
 def save(peer: Peer, number: int, work: Work, account: Account, on_their_way: list[Future[Any]]) -> None:
+    came = time.monotonic()
     for future in on_their_way:
-        future.result(DURABLE_TIMEOUT_S)  # none of them can have two under way
+        future.result(DURABLE_TIMEOUT_S)  # none of them can have two under way; nobody saves that often
     began = time.monotonic()
+    account.leave_out(began - came)
     state = {"model": work.model.state_dict(), "optimizer": work.optimizer.state_dict()}
     future = peer.save(number, state)
     entry = {"step": number, "began": began, "free": time.monotonic()}
