@@ -161,7 +161,7 @@ def lay_out(names: Sequence[str], specs: Sequence[TensorSpec], step: int) -> lis
     parts: list[Part] = []
     pieces: list[Piece] = []
     end = 0  # of the data of the part under way
-    for piece in _cut(names, specs):
+    for piece in sorted(_cut(names, specs), key=_is_small):
         length = piece.stop - piece.start
         place = -(-end // PIECE_ALIGNMENT) * PIECE_ALIGNMENT if length else end
         if pieces and (place + length > PART_BYTES or len(pieces) == PIECES_MAX):
@@ -172,6 +172,11 @@ def lay_out(names: Sequence[str], specs: Sequence[TensorSpec], step: int) -> lis
     if pieces or not parts:
         parts.append(_part(step, len(parts), pieces, end))
     return parts
+
+
+def _is_small(piece: Piece) -> bool:
+    """Small tensors come last, together: between large ones they would have files of their own, each with its price."""
+    return piece.stop - piece.start < PART_BYTES // 64 and not _PIECE_SUFFIX.search(piece.name)
 
 
 def _cut(names: Sequence[str], specs: Sequence[TensorSpec]) -> Iterator[Piece]:

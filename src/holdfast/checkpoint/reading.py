@@ -306,15 +306,15 @@ class _Arena:
             raise IntegrityError(sentence)
 
     def tensors(self) -> list[torch.Tensor]:
-        tensors = []
+        tensors: dict[int, torch.Tensor] = {}
         for part in self._manifest.layout:
             index, offset = self._places[part.number]
             for piece in part.pieces:
                 if piece.start == 0:
                     spec = self._manifest.specs[piece.tensor]
                     place = offset + piece.offset - part.data_start
-                    tensors.append(_shaped(self._blocks[index][place : place + spec.nbytes], spec))
-        return tensors
+                    tensors[piece.tensor] = _shaped(self._blocks[index][place : place + spec.nbytes], spec)
+        return [tensors[number] for number in range(len(tensors))]
 
 
 def _shaped(memory: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
