@@ -18,6 +18,7 @@ from holdfast.checkpoint.parts import (
     PIECE_ALIGNMENT,
     PIECE_BYTES_MAX,
     PIECES_MAX,
+    SMALL_BYTES,
     STORED_AS,
     Part,
     check_image,
@@ -69,8 +70,8 @@ def test_every_byte_is_there_once(described: list[TensorSpec], step: int) -> Non
                 seen.append(piece.tensor)
         assert end == part.size, "the file ends with its data"
     assert ends == [spec.nbytes for spec in described]
-    large = [number for number, spec in enumerate(described) if spec.nbytes >= PART_BYTES // 64]
-    small = [number for number, spec in enumerate(described) if spec.nbytes < PART_BYTES // 64]
+    large = [number for number, spec in enumerate(described) if spec.nbytes >= SMALL_BYTES]
+    small = [number for number, spec in enumerate(described) if spec.nbytes < SMALL_BYTES]
     assert seen == [*large, *small], "in the order of their numbers, small ones together at the end"
 
 

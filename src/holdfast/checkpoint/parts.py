@@ -27,6 +27,7 @@ from holdfast.state.layout import TensorSpec, spec_of
 FORMAT = "holdfast/1"
 PART_BYTES = 64 * 2**20  # of data; large enough for a disk, small enough to be shared among many workers
 PIECE_BYTES_MAX = PART_BYTES  # a multiple of PAGE_BYTES and of every dtype's size
+SMALL_BYTES = 2**20
 PIECES_MAX = 4096  # in one part, so that a header stays small
 NAME_CHARACTERS_MAX = 400
 NAMES_CHARACTERS_MAX = 16 * 2**20  # of all names together; later tensors have only a number
@@ -176,7 +177,7 @@ def lay_out(names: Sequence[str], specs: Sequence[TensorSpec], step: int) -> lis
 
 def _is_small(piece: Piece) -> bool:
     """Small tensors come last, together: between large ones they would have files of their own, each with its price."""
-    return piece.stop - piece.start < PART_BYTES // 64 and not _PIECE_SUFFIX.search(piece.name)
+    return piece.stop - piece.start < SMALL_BYTES and not _PIECE_SUFFIX.search(piece.name)
 
 
 def _cut(names: Sequence[str], specs: Sequence[TensorSpec]) -> Iterator[Piece]:
