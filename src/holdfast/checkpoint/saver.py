@@ -104,7 +104,8 @@ class Saver:
         self._save: Share | None = None
         self._copied = threading.Event()
         self._copied.set()
-        self._nudged = False
+        self._nudged = False  # a worker was lost
+        self._hurried = False  # the loop waits for the commit
         self._closed = False
         self._arena: torch.Tensor | None = None
         self._wanted_bytes = 0  # of the arena, to be made and touched before the first save
@@ -201,7 +202,7 @@ class Saver:
                 if left_s <= 0:
                     return False
                 if self._doing is Doing.LOOKING:
-                    self._nudged = True
+                    self._hurried = True
                     self._changed.notify_all()
                 self._changed.wait(min(left_s, 0.1))
         return self.newest is not None and self.begun is not None and self.newest >= self.begun
@@ -268,20 +269,25 @@ class Saver:
             return
         if not self._until_done(save, lambda storage: self._write(storage, save, save.mine)):
             return
-        grace_s = GRACE_S
+        grace_s, since, warned = GRACE_S, self._clock(), False
         while not self._until_done(save, lambda storage: self._commit_if_complete(storage, save)):
             self._go(Doing.LOOKING)
             # After trouble it may be that all is there by now, and that only this worker has not heard.
-            if not self._wait_for_others(grace_s if self._down_at is None else RETRY_S):
+            left_s = max(0.0, since + grace_s - self._clock())
+            if not self._wait_for_others(left_s if self._down_at is None else RETRY_S):
                 return
             self._go(Doing.WRITING)
+            if not self._nudged and self._clock() - since < grace_s and self._down_at is None:
+                continue  # somebody is in a hurry to know, which is no reason to do the others' work
+            self._nudged = False
             self._until_done(save, lambda storage: self._write_missing(storage, save))
-            if grace_s == 4 * GRACE_S:
+            if not warned and self._clock() - since > 4 * GRACE_S:
+                warned = True
                 self._told.warned(
                     f"the checkpoint of step {save.step} is not complete: parts of other workers have not come; "
                     "is it the same place for all of them?"
                 )
-            grace_s = min(2 * grace_s, GRACE_S_MAX)
+            grace_s = self._clock() - since + min(grace_s, GRACE_S_MAX)
             if self._superseded():
                 return
 
@@ -296,8 +302,8 @@ class Saver:
     def _wait_for_others(self, grace_s: float) -> bool:
         """False: a newer snapshot has come meanwhile."""
         with self._changed:
-            self._changed.wait_for(lambda: self._nudged or self._superseded(), grace_s)
-            self._nudged = False
+            self._changed.wait_for(lambda: self._nudged or self._hurried or self._superseded(), grace_s)
+            self._hurried = False
             return not self._superseded()
 
     # ---- copying

@@ -21,7 +21,7 @@ from holdfast.checkpoint.manifest import MANIFEST, step_of
 from holdfast.checkpoint.storage import opening
 from holdfast.checkpoint.storage.port import Storage, Stored
 from holdfast.launch.environment import WORKER
-from holdfast.run import checkpointing
+from holdfast.run import checkpointing, clearing
 
 PART_BYTES = 1 << 19
 LINGER_S = 0.003
@@ -119,6 +119,7 @@ def announce_stages(announcer: Announcer) -> None:
     share.fill = announced_fill  # type: ignore[attr-defined]
     saver.Saver.begin = announced_begin  # type: ignore[method-assign]
     checkpointing.open_storage = open_announcing  # type: ignore[attr-defined]
+    clearing.open_storage = open_announcing  # type: ignore[attr-defined]
 
 
 def main() -> None:
