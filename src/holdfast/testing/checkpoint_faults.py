@@ -98,6 +98,8 @@ class Saved(Watched):
 
     def fold(self, event: dict[str, Any]) -> None:
         super().fold(event)
+        if self._expected == -1 and event["kind"] in ("progress", "checkpoint"):
+            self._expected = None  # it has begun anew, and what it goes on from later is its own
         if event["kind"] == "checkpoint":
             self.committed = max(self.committed, event["step"])
         elif event["kind"] == "resumed" and self._expected is not None:
