@@ -81,6 +81,16 @@ def test_a_view_that_comes_during_the_search_is_told_what_it_found() -> None:
     assert machine.handle(m.Restored(7), NOW) == [] and machine.next == 7
 
 
+def test_an_old_search_is_not_believed() -> None:
+    """There was no checkpoint for view 1. By view 2 others may have trained, saved and died."""
+    machine, _ = entered("w0.1")
+    machine.handle(m.PeerLost(1, "w1.1", "gone"), NOW)
+    machine.handle(m.Restored(None), NOW)
+    registered = (Registered("w0.1", 0), Registered("w2.1", 2))
+    machine.handle(m.LedgerSaw(LedgerState(View(2, ("w0.1", "w2.1")), 2, registered, size=2)), NOW)
+    assert kinds(machine.handle(m.Heard(2, "w2.1", Report(None, digest="same")), NOW)) == [m.Restore]
+
+
 def test_all_save_when_one_says_that_it_is_due() -> None:
     machine = trains()
     effects = step(machine, mine=m.Computed(0), theirs=m.Ready(0, (2, 3), save=True))
