@@ -61,6 +61,7 @@ bench: install
 	$(BIN)/python benchmarks/recovery.py --fault kill --ledger etcd --check --json recovery_etcd.json
 	$(BIN)/python benchmarks/ledger.py --check --json ledger.json
 	$(BIN)/python benchmarks/checkpoint.py --check --json checkpoint.json
+	$(BIN)/python benchmarks/notice.py --check --json notice.json
 
 # Ten seeds of 40 faults each on real processes, five on three hosts, 220 kills during saves, and a million simulated
 # schedules.
