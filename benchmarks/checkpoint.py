@@ -34,6 +34,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from arguments import listed
 from checkpoint_limits import Limits
 from checkpoint_worker import PEERS
 from holdfast.checkpoint.parts import PART_BYTES
@@ -312,17 +313,6 @@ def state_bytes(width: int) -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-
-    def listed(choices: Sequence[str]):
-        def split(text: str) -> list[str]:
-            chosen = text.split(",")
-            unknown = [name for name in chosen if name not in choices]
-            if unknown:
-                raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(choices)}")
-            return chosen
-
-        return split
-
     names = [case.name for case in CASES]
     parser.add_argument("--systems", type=listed(list(TITLES)), default=list(TITLES))
     parser.add_argument("--cases", type=listed(names), default=names)

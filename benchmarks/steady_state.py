@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from arguments import listed
 from launching import BENCHMARKS, BenchmarkError, holdfast_command, last_lines, run_to_end
 from workloads import WORKLOADS, Workload
 
@@ -102,17 +103,6 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-
-    def listed(choices: Sequence[str]):
-        def split(text: str) -> list[str]:
-            chosen = text.split(",")
-            unknown = [name for name in chosen if name not in choices]
-            if unknown:
-                raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(choices)}")
-            return chosen
-
-        return split
-
     parser.add_argument("--systems", type=listed(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--workloads", type=listed(list(WORKLOADS)))
     parser.add_argument("--workers", type=lambda text: [int(n) for n in text.split(",")])

@@ -11,21 +11,13 @@ import pytest
 from holdfast.checkpoint.storage.hdfs import HdfsStorage
 from holdfast.checkpoint.storage.hdfs_errors import translated
 from holdfast.core.errors import ConfigError, IntegrityError, StorageError, StorageRefused, StorageUnavailable
-from holdfast.testing.hdfs_server import HdfsCluster, why_not
+from holdfast.testing.hdfs_server import HdfsCluster
 
 from .storage_contract import MIB, SharedStorageContract
 
 pytestmark = pytest.mark.xdist_group("hdfs")
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsCluster]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with HdfsCluster(tmp_path_factory.mktemp("hdfs")) as cluster:
-        yield cluster
 
 
 @pytest.fixture

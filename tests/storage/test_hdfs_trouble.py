@@ -21,7 +21,7 @@ from holdfast.checkpoint.storage import hdfs
 from holdfast.checkpoint.storage.hdfs import HdfsStorage
 from holdfast.checkpoint.storage.port import Stored
 from holdfast.core.errors import NotStored, StorageRefused, StorageUnavailable
-from holdfast.testing.hdfs_server import BLOCK_BYTES, HdfsCluster, why_not
+from holdfast.testing.hdfs_server import BLOCK_BYTES, HdfsCluster
 
 pytestmark = pytest.mark.xdist_group("hdfs")
 
@@ -32,14 +32,6 @@ DAY_MS = 24 * 3600 * 1000
 T = TypeVar("T")
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsCluster]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with HdfsCluster(tmp_path_factory.mktemp("hdfs")) as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ class Told:
     saved: Callable[[Saved, Manifest], None]
     trouble: Callable[[str], None]  # storage did not do it: once for each spell of it
     recovered: Callable[[float], None]  # after so many seconds
-    warned: Callable[[str], None] = lambda text: None
+    warned: Callable[[str], None] = lambda text: None  # it is not storage's fault
 
 
 class Saver:
@@ -225,15 +225,16 @@ class Saver:
                 self._save, self._given = self._given, None
                 if self._save is not None:
                     self._doing = Doing.COPYING
+                    self._nudged = False  # who was lost before has no part in this one
             if self._save is None:
                 self._make_arena(self._wanted_bytes)
                 continue
             try:
                 self._carry(self._save)
             except HoldfastError as error:  # a state that cannot be stored; storage's own troubles are dealt with
-                self._told.trouble(error.message)
+                self._told.warned(error.message)
             except Exception as error:  # no memory, or a bug: training goes on, and is told
-                self._told.trouble(f"the snapshot of step {self._save.step} cannot be saved: {error!r}")
+                self._told.warned(f"the snapshot of step {self._save.step} cannot be saved: {error!r}")
             finally:
                 with self._changed:
                     self._save = None

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from holdfast.checkpoint.manifest import MANIFEST_BYTES_MAX, Manifest, decode, directory_of, manifest_name
-from holdfast.checkpoint.parts import PAGE_BYTES, Part, fill, lay_out, number_of, seal, tensor_names, view_of
+from holdfast.checkpoint.parts import PAGE_BYTES, Part, fill, lay_out, seal, tensor_names, view_of
 from holdfast.checkpoint.storage.port import Storage, Stored
 from holdfast.core.errors import ConfigError, IntegrityError, NotStored, ProtocolError
 from holdfast.state.layout import spec_of
@@ -115,21 +115,6 @@ def commit(storage: Storage, manifest: Manifest) -> bool:
         return manifest.same_state(decode(storage.read(name, MANIFEST_BYTES_MAX)))
     except (IntegrityError, ProtocolError, NotStored):
         return False
-
-
-def found_parts(listed: Sequence[Stored], step: int, layout: Sequence[Part]) -> dict[int, list[Stored]]:
-    """What a listing has of each part that is there: number to files of the right size, names inside the directory.
-
-    More than one file is what two different states of the same step leave behind.
-    """
-    prefix = f"{directory_of(step)}/"
-    found: dict[int, list[Stored]] = {}
-    for entry in listed:
-        name = entry.name.removeprefix(prefix)
-        number = number_of(name) if entry.name.startswith(prefix) else None
-        if number is not None and number < len(layout) and entry.size == layout[number].size:
-            found.setdefault(number, []).append(Stored(name, entry.size))
-    return found
 
 
 def missing_parts(listed: Sequence[Stored], step: int, parts: Sequence[Stored]) -> list[Stored]:
