@@ -1,6 +1,6 @@
 """What a checkpoint of about 1 GB costs: time that training is held up, time to durable, time and memory it adds.
 
-    python benchmarks/checkpoint.py                      # everything, about 6 minutes on 2 cores
+    python benchmarks/checkpoint.py                      # everything, about 11 minutes on 2 cores
     python benchmarks/checkpoint.py --check --json f.json
     python benchmarks/checkpoint.py --quick              # a smoke run with 100 MB: does it work at all?
     python benchmarks/checkpoint.py --systems holdfast --cases short,busy_2
@@ -14,7 +14,8 @@ accelerator) have steps longer than the copy and a core to spare; in `busy_2` tw
 `short` and `short_2` a step of 10 ms leaves no time to copy behind it. Peers run the loop of `free`.
 
 Held: the steps in which a save begins, beyond the steps of the same run that no save touches; by Holdfast's own account
-(held_s in its events) it is shown beside that. Added: the time of the steps from a save on until long after it is
+(held_s in its events) it is shown beside that; a step differs from the next by as much as a copy takes, which is why
+there are many. Added: the time of the steps from a save on until long after it is
 durable, minus the time of as many steps without one.
 """
 
@@ -28,7 +29,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -37,8 +38,9 @@ from typing import Any
 from arguments import listed
 from checkpoint_limits import Limits
 from checkpoint_worker import PEERS
+from holdfast.checkpoint import load
 from holdfast.checkpoint.parts import PART_BYTES
-from holdfast.checkpoint.reading import list_checkpoints, read_snapshot
+from holdfast.checkpoint.reading import list_checkpoints
 from holdfast.checkpoint.settings import NOWHERE
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.events import EventReader
@@ -139,8 +141,7 @@ class Benchmark:
         self.cases: dict[str, Found] = {}
         self.peers: dict[str, Found] = {}
         self.memory: dict[int, float] = {}  # workers -> peak of a save's extra memory, in states
-        self.load_s: list[float] = []
-        self.read_s: list[float] = []
+        self.reads_s: dict[str, list[float]] = {}  # read and load, to memory in use and to new memory
 
     def run(self) -> None:
         if OURS in self._systems:
@@ -208,21 +209,28 @@ class Benchmark:
                 event = saved[save]
                 own_s, durable_s, first = event["held_s"], event["duration_s"], save == every
                 found.add(steps, save, first=first, own_s=own_s, durable_s=durable_s, span=case.span)
-            if case is CASES[0] or not self.load_s:
+            if case is CASES[0] or not self.reads_s:
                 self._measure_loads(directory / "kept")
         self._report(f"round {number + 1} holdfast {case.name}", found)
 
     def _measure_loads(self, kept: Path) -> None:
-        """The files of a checkpoint, read plainly and as a checkpoint, in turn."""
-        storage = open_storage(str(kept))
-        step = list_checkpoints(storage)[0].step
+        """The files of a checkpoint, read plainly and as a checkpoint, to memory in use and to new memory, in turn."""
+        uri = str(kept)
+        step = list_checkpoints(open_storage(uri))[0].step
         files = sorted(kept.glob(f"*{step}/*.safetensors"))
+        state = load(uri)
+        ways: dict[str, Callable[[], object]] = {
+            "read": lambda: self._limits.read_files(files),
+            "load": lambda: load(uri, into=state),
+            "read_anew": lambda: self._limits.read_files_anew(files),
+            "load_anew": lambda: load(uri),
+        }
         for _ in range(LOADS):
-            self.read_s.append(self._limits.read_files(files))
-            self._limits.forget(files)
-            began = time.monotonic()
-            read_snapshot(storage, step)
-            self.load_s.append(time.monotonic() - began)
+            for name, way in ways.items():
+                self._limits.forget(files)
+                began = time.monotonic()
+                way()
+                self.reads_s.setdefault(name, []).append(time.monotonic() - began)
 
     def _measure_peer(self, system: str) -> None:
         found = self.peers.setdefault(system, Found())
@@ -265,9 +273,11 @@ class Benchmark:
                 result.bar(f"added_s_{case.name}", figures["added_s"], ADDED_FREE_S_MAX if case.free else ADDED_S_MAX)
         for system, found in self.peers.items():
             result.figures |= {f"{figure}_{system}": value for figure, value in found.figures().items()}
-        if self.load_s:
-            result.figures |= {"load_s": statistics.median(self.load_s), "read_s": statistics.median(self.read_s)}
-            result.bar("load_reads", result.figures["load_s"] / result.figures["read_s"], LOAD_READS_MAX)
+        if self.reads_s:
+            times = {name: statistics.median(values) for name, values in self.reads_s.items()}
+            result.figures |= {f"{name}_s": value for name, value in times.items()}
+            result.bar("load_reads", times["load"] / times["read"], LOAD_READS_MAX)
+            result.bar("load_anew_reads", times["load_anew"] / times["read_anew"], LOAD_READS_MAX)
         for workers, states in self.memory.items():
             # Whole parts are shared out; arenas have a sixteenth to spare, and a process some megabytes of its own.
             share = min(1.0, 2 / workers + 2 * PART_BYTES / state_bytes(self._args.width // 2))
@@ -317,12 +327,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--systems", type=listed(list(TITLES)), default=list(TITLES))
     parser.add_argument("--cases", type=listed(names), default=names)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--saves", type=int, default=2, help="of one run (default: 2)")
+    parser.add_argument("--saves", type=int, default=4, help="of one run (default: 4)")
     parser.add_argument("--quick", action="store_true", help="one round with 100 MB")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, by name")
     args = parser.parse_args()
-    args.rounds = args.rounds or (1 if args.quick else 2)
+    args.rounds = args.rounds or (1 if args.quick else 3)
     args.width = WIDTH_QUICK if args.quick else WIDTH
     return args
 
@@ -349,9 +359,9 @@ def print_tables(benchmark: Benchmark, result: Result, size: int) -> None:
     print(
         "copies, writes: in copies of the state in warm memory, and direct writes of it. added: to training, per save."
     )
-    if benchmark.load_s:
-        load = f"{figures['load_s']:.2f} s, {figures['load_reads']:.2f} of a direct read of the same files"
-        print(f"load, digests checked: {load} ({figures['read_s']:.2f} s)")
+    for way, place in (("", "memory in use"), ("_anew", "new memory")) if benchmark.reads_s else ():
+        load_s, reads, read_s = (figures[name] for name in (f"load{way}_s", f"load{way}_reads", f"read{way}_s"))
+        print(f"load to {place}, digests checked: {load_s:.2f} s, {reads:.2f} direct reads to such ({read_s:.2f} s)")
     for workers, states in benchmark.memory.items():
         print(f"memory of a save, each of {workers} workers: {states:.2f} of the state (the rule: 2/n, at most 1)")
 

@@ -7,12 +7,14 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 BLOCK_BYTES = 8 << 20
 PAGE_BYTES = 4096
+READERS = 8
 COPIES = 3  # a copy takes so little that several cost nothing
 
 
@@ -45,6 +47,24 @@ class Limits:
                     pass
             finally:
                 os.close(file)
+        return time.perf_counter() - began
+
+    def read_files_anew(self, files: Sequence[Path]) -> float:
+        """To memory that was never used, by several threads: with one the disk would wait while pages are made."""
+        began = time.perf_counter()
+        sizes = [path.stat().st_size for path in files]
+        places = [mmap.mmap(-1, -(-size // PAGE_BYTES) * PAGE_BYTES) for size in sizes]
+
+        def read(path: Path, memory: mmap.mmap) -> None:
+            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            try:
+                for start in range(0, len(memory), BLOCK_BYTES):
+                    os.preadv(file, [memoryview(memory)[start : start + BLOCK_BYTES]], start)
+            finally:
+                os.close(file)
+
+        with ThreadPoolExecutor(READERS) as pool:
+            list(pool.map(read, files, places))
         return time.perf_counter() - began
 
     @staticmethod

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.checkpoint import Keep, load, save
+from holdfast.checkpoint import Keep, load, reading, save
 from holdfast.checkpoint.reading import list_checkpoints
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.cli.main import main
@@ -45,6 +45,55 @@ def test_everything_comes_back(tmp_path: Path, small: bool, request: pytest.Fixt
     assert spec_of(loaded["transposed"]) == spec_of(state["transposed"])
     for name, tensor in loaded["dtypes"].items():
         assert tensor.dtype == DTYPES[name]
+
+
+def zeroed(state: Any) -> Any:
+    """The same shapes in the same layouts, without the bytes."""
+    if isinstance(state, torch.Tensor):
+        return torch.zeros_like(state)  # keeps strides
+    if isinstance(state, dict):
+        return {key: zeroed(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(zeroed(value) for value in state)
+    return state
+
+
+@pytest.mark.parametrize("block_bytes", [4096, 8 << 20])
+@pytest.mark.parametrize("small", [False, True])
+def test_a_state_is_read_to_where_its_tensors_are(
+    tmp_path: Path, small: bool, block_bytes: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if small:
+        request.getfixturevalue("small_parts")
+    monkeypatch.setattr(reading, "BLOCK_BYTES", block_bytes)
+    state = {
+        "w": torch.randn(64, 129),
+        "empty": [torch.empty(0), torch.empty(3, 0)],
+        "bias": torch.randn(7, dtype=torch.float64).bfloat16(),
+        "last": torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        "steps": [torch.tensor(3), 17],
+    }
+    save(str(tmp_path), state)
+    into = zeroed(state)
+    loaded = load(str(tmp_path), into=into)
+    assert same(loaded, state) and same(into, state)
+    assert loaded["last"].data_ptr() == into["last"].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("into", "words"),
+    [
+        ({"w": torch.zeros(4, 5)}, "nothing for bias|float32 .4. for bias, and `into` has nothing"),
+        ({"w": torch.zeros(4, 6), "bias": torch.zeros(4)}, r"float32 \[4, 5\] for w, and `into` has float32 \[4, 6\]"),
+        ({"w": torch.zeros(4, 5).double(), "bias": torch.zeros(4)}, "`into` has float64"),
+        ({"w": torch.zeros(4, 10)[:, ::2], "bias": torch.zeros(4)}, "nothing can be read into w"),
+    ],
+    ids=["less", "shape", "dtype", "strided"],
+)
+def test_what_cannot_be_read_to_is_named(tmp_path: Path, into: Any, words: str) -> None:
+    save(str(tmp_path), {"w": torch.ones(4, 5), "bias": torch.ones(4)})
+    with pytest.raises(ConfigError, match=words):
+        load(str(tmp_path), into=into)
 
 
 leaves = st.one_of(

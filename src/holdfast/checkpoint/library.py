@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+import numpy as np
+import torch
+
+from holdfast.checkpoint.parts import tensor_names
 from holdfast.checkpoint.reading import list_checkpoints, newest_valid, read_manifest, read_snapshot
 from holdfast.checkpoint.retention import Keep, abandoned, delete_checkpoint, superseded
 from holdfast.checkpoint.storage.opening import open_storage
@@ -19,6 +23,7 @@ from holdfast.checkpoint.storage.port import Storage
 from holdfast.checkpoint.writing import Progress, missing_parts, write_state
 from holdfast.core.errors import ConfigError, IntegrityError, NotStored
 from holdfast.state.codec import flatten, pack_tree, unflatten, unpack_tree
+from holdfast.state.layout import TensorSpec, spec_of
 from holdfast.state.snapshot import Snapshot
 
 
@@ -44,21 +49,68 @@ def save(
         return step
 
 
-def load(uri: str, *, step: int | None = None) -> Any:
+def load(uri: str, *, step: int | None = None, into: Any = None) -> Any:
     """The state of the newest checkpoint that is whole, or of `step`.
 
     What cannot be used is named in a warning, and the next older one is tried; a `step` that cannot is an error.
     Dicts come back as dicts, parameters as tensors; tensors are in the memory of this host.
+
+    With `into`, a state like the one that was saved, its tensors are overwritten and returned as part of the result:
+    that is faster than memory that must be made first. After an error their content is undefined.
     """
+    place = None if into is None else _Into(into).place
     with closing(open_storage(uri)) as storage:
         if step is not None:
-            _, snapshot = read_snapshot(storage, _committed(storage, step))
+            _, snapshot = read_snapshot(storage, _committed(storage, step), place=place)
         else:
-            found = newest_valid(storage, warn=lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4))
+            warn: Callable[[str], None] = lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4)  # noqa: E731
+            found = newest_valid(storage, warn=warn, place=place)
             if found is None:
                 raise ConfigError(f"there is no checkpoint in {storage.uri}", hint="save one first, or look elsewhere")
             _, snapshot = found
         return unflatten(unpack_tree(snapshot.tree), snapshot.tensors)
+
+
+class _Into:
+    """The tensors of a state that another one is read to."""
+
+    def __init__(self, state: Any) -> None:
+        tree, self._tensors = flatten(state)
+        self._names = tensor_names(pack_tree(tree), len(self._tensors))
+        given = set(_addresses(state))
+        for name, tensor in zip(self._names, self._tensors, strict=True):
+            if tensor.numel() and tensor.data_ptr() not in given:  # flatten has made a copy
+                raise ConfigError(
+                    f"nothing can be read into {name}: its bytes do not lie in one piece in the memory of this host",
+                    hint="load without `into`, and copy",
+                )
+
+    def place(self, tree: bytes, specs: Sequence[TensorSpec]) -> Sequence[torch.Tensor]:
+        theirs = dict(zip(tensor_names(tree, len(specs)), specs, strict=True))
+        mine = {name: spec_of(tensor) for name, tensor in zip(self._names, self._tensors, strict=True)}
+        for name in [*mine, *theirs]:
+            if mine.get(name) != theirs.get(name):
+                raise ConfigError(
+                    f"the checkpoint has {_described(theirs.get(name))} for {name}, and `into` has "
+                    f"{_described(mine.get(name))}",
+                    hint="give a state like the one that was saved, or load without `into`",
+                )
+        tensors = dict(zip(self._names, self._tensors, strict=True))
+        return [tensors[name] for name in theirs]
+
+
+def _addresses(state: Any) -> Iterator[int]:
+    if isinstance(state, torch.Tensor):
+        yield state.data_ptr()
+    elif isinstance(state, np.ndarray):
+        yield int(state.ctypes.data)
+    elif isinstance(state, (Mapping, list, tuple)):
+        for value in state.values() if isinstance(state, Mapping) else state:
+            yield from _addresses(value)
+
+
+def _described(spec: TensorSpec | None) -> str:
+    return "nothing" if spec is None else f"{str(spec.dtype).removeprefix('torch.')} {list(spec.shape)}"
 
 
 def save_to(

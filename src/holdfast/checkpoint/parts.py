@@ -311,6 +311,45 @@ def read_digests(part: Part, name: str, header: memoryview) -> list[str]:
     return digests
 
 
+class PartCheck:
+    """Compares a part with its digests while it is read, a block at a time and in order.
+
+    IntegrityError if the header is not the one that the file's name speaks of.
+    """
+
+    def __init__(self, part: Part, name: str, header: memoryview) -> None:
+        self._part = part
+        self._name = name
+        self._digests = read_digests(part, name, header)
+        self._at = 0  # the piece under way
+        self._hasher = xxhash.xxh3_128()
+        self._found: list[str] = []
+
+    def update(self, start: int, block: memoryview) -> Iterator[tuple[Piece, int, int]]:
+        """The bytes of the file from `start` on. Yields (piece, start, stop) for what they have of each piece."""
+        stop = start + len(block)
+        for gap, gap_stop in self._part.gaps():
+            if any(block[max(gap - start, 0) : max(gap_stop - start, 0)]):
+                self._found.append(f"{self._name}: the padding at byte {gap} is not zero")
+        while self._at < len(self._part.pieces):
+            piece = self._part.pieces[self._at]
+            piece_stop = piece.offset + piece.stop - piece.start
+            first, last = max(piece.offset, start), min(piece_stop, stop)
+            if first < last:
+                self._hasher.update(block[first - start : last - start])
+                yield piece, first, last
+            if piece_stop > stop:
+                return  # there is more of it to come
+            if self._hasher.hexdigest() != self._digests[self._at]:
+                self._found.append(f"{self._name}: the bytes of {piece.name} are not those that were written")
+            self._hasher.reset()
+            self._at += 1
+
+    def damages(self) -> list[str]:
+        """A sentence for every piece whose bytes are not those that were written, after the last block."""
+        return self._found
+
+
 def damages(part: Part, name: str, digests: Sequence[str], data: memoryview) -> Iterator[str]:
     """A sentence for every piece whose bytes are not those that were written. `data` begins at `data_start`."""
     for piece, digest in zip(part.pieces, digests, strict=True):

@@ -26,7 +26,7 @@ from holdfast.checkpoint.manifest import (
     manifest_name,
     step_of,
 )
-from holdfast.checkpoint.parts import Part, damages, flat_bytes, number_of, read_digests, view_of
+from holdfast.checkpoint.parts import Part, PartCheck, Piece, damages, flat_bytes, number_of, read_digests, view_of
 from holdfast.checkpoint.storage.port import Storage, Stored
 from holdfast.checkpoint.writing import Progress, image_buffer
 from holdfast.core.errors import IntegrityError, NotStored, ProtocolError
@@ -36,6 +36,7 @@ from holdfast.state.snapshot import Snapshot
 Place: TypeAlias = Callable[[bytes, Sequence[TensorSpec]], Sequence[torch.Tensor]]  # (tree, specs): where tensors go
 READERS_MIN = 8  # reading, making pages and checking overlap: with 8 a gigabyte takes 1.1 to 1.3 times the plain read
 READERS_MAX = 16
+BLOCK_BYTES = 8 * 2**20  # read at a time where a part goes to several places
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,8 @@ def read_tensors(
 ) -> list[torch.Tensor]:
     """All tensors, digests checked; IntegrityError (or NotStored) that names the first damage found.
 
-    With `place`, they are put where it says, which takes memory for a few parts at a time beside that; what is there
-    is undefined if this raises. Otherwise they are views of the memory that the parts were read to.
+    With `place`, they are put where it says, which takes some megabytes beside that; what is there is undefined if this
+    raises. Otherwise they are views of the memory that the parts were read to.
     """
     for sentence in _absent(storage, manifest).values():
         raise IntegrityError(sentence)
@@ -114,15 +115,14 @@ def _read_placed(
     flat = {number: flat_bytes(tensor, manifest.specs[number]) for number, tensor in targets.items()}
     scratch = _Scratch(manifest)
 
+    def put(piece: Piece, start: int, data: torch.Tensor) -> None:
+        if piece.tensor in flat:
+            flat[piece.tensor][start : start + len(data)].copy_(data)
+
     def read(storage: Storage, part: Part, stored: Stored) -> None:
         with scratch.image() as image:
-            # Copying each stretch while its hash is taken was measured: no faster.
-            for sentence in _read_whole(storage, manifest, part, stored, image):
+            for sentence in _read_in_blocks(storage, manifest, part, stored, image, put):
                 raise IntegrityError(sentence)
-            for piece in part.pieces:
-                if piece.tensor in flat:
-                    source = image[piece.offset : piece.offset + piece.stop - piece.start]
-                    flat[piece.tensor][piece.start : piece.stop].copy_(source)
 
     wanted = {part.number for part in manifest.layout if any(piece.tensor in flat for piece in part.pieces)}
     _for_each_part(storage, manifest, progress, read, wanted)
@@ -177,7 +177,7 @@ def verify(storage: Storage, step: int, progress: Progress | None = None) -> lis
             return
         try:
             with scratch.image() as image:
-                sentences = list(_read_whole(storage, manifest, part, stored, image))
+                sentences = list(_read_in_blocks(storage, manifest, part, stored, image))
         except (IntegrityError, NotStored) as error:
             sentences = [error.message]
         with lock:
@@ -201,6 +201,7 @@ def _absent(storage: Storage, manifest: Manifest) -> dict[str, str]:
 
 
 _ReadPart: TypeAlias = Callable[[Storage, Part, Stored], None]
+_Put: TypeAlias = Callable[[Piece, int, torch.Tensor], None]
 
 
 def _readers(storage: Storage, parts: int) -> int:
@@ -230,32 +231,42 @@ def _for_each_part(
             raise
 
 
-def _read_whole(storage: Storage, manifest: Manifest, part: Part, stored: Stored, image: torch.Tensor) -> Iterator[str]:
-    """Reads a part's file to an image; yields what is damaged in it."""
-    view = view_of(image)[: part.size]
-    name = manifest.path(stored)
-    storage.read_into(name, view)
-    yield from _named(name, lambda: _check(part, stored, view[: part.data_start], view[part.data_start :]))
+def _read_in_blocks(
+    storage: Storage, manifest: Manifest, part: Part, stored: Stored, image: torch.Tensor, put: _Put | None = None
+) -> list[str]:
+    """Reads a part's file, a block at a time; returns what is damaged in it.
 
-
-def _check(part: Part, stored: Stored, header: memoryview, data: memoryview) -> list[str]:
-    return list(damages(part, stored.name, read_digests(part, stored.name, header), data))
-
-
-def _named(path: str, check: Callable[[], list[str]]) -> list[str]:
-    """Sentences that begin with the whole path instead of the file's name."""
+    A block is hashed and handed on while it is in the cache. `put` gets the piece, the place in its tensor, the bytes.
+    """
+    path = manifest.path(stored)
+    view = view_of(image)
+    end = min(part.size, part.data_start + BLOCK_BYTES)
+    storage.read_into(path, view[:end])
     try:
-        sentences = check()
+        check = PartCheck(part, stored.name, view[: part.data_start])
     except IntegrityError as error:
-        sentences = [error.message]
-    return [path.rpartition("/")[0] + "/" + sentence for sentence in sentences]
+        return [_with_path(path, error.message)]
+    start = data = part.data_start
+    while True:
+        for piece, offset, stop in check.update(start, view[data : data + end - start]):
+            if put is not None:
+                put(piece, piece.start + offset - piece.offset, image[data + offset - start : data + stop - start])
+        if end == part.size:
+            return [_with_path(path, sentence) for sentence in check.damages()]
+        start, data, end = end, 0, min(part.size, end + BLOCK_BYTES)
+        storage.read_into(path, view[: end - start], start)
+
+
+def _with_path(path: str, sentence: str) -> str:
+    """A sentence that begins with the whole path instead of the file's name."""
+    return path.rpartition("/")[0] + "/" + sentence
 
 
 class _Scratch:
-    """Images for a few parts at a time, made when they are first needed and used again."""
+    """Room for a block of a few parts at a time, made when they are first needed and used again."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self._size = max(part.size for part in manifest.layout)
+        self._size = max(part.data_start + BLOCK_BYTES for part in manifest.layout)
         self._free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
 
     @contextmanager
@@ -263,7 +274,7 @@ class _Scratch:
         try:
             image = self._free.get_nowait()
         except queue.Empty:
-            image = image_buffer(self._size, large_pages=False)
+            image = image_buffer(self._size)
         try:
             yield image
         finally:
@@ -286,9 +297,7 @@ class _Arena:
             else:
                 self._places.append((len(sizes), part.data_start))
                 sizes.append(part.size)
-        # Large pages would be cheaper where the machine has them at hand, but where it first has to ask the machine
-        # under it for each of them, they cost seconds for a gigabyte. These are used once: the steady cost is better.
-        self._blocks = [image_buffer(size, large_pages=False) for size in sizes]
+        self._blocks = [image_buffer(size) for size in sizes]
 
     def read(self, storage: Storage, part: Part, stored: Stored) -> None:
         name = self._manifest.path(stored)
@@ -302,8 +311,11 @@ class _Arena:
         else:
             header = memory[: part.data_start]
             storage.read_into(name, memory[: part.size])
-        for sentence in _named(name, lambda: _check(part, stored, header, data)):
-            raise IntegrityError(sentence)
+        try:
+            for sentence in damages(part, stored.name, read_digests(part, stored.name, header), data):
+                raise IntegrityError(sentence)
+        except IntegrityError as error:
+            raise IntegrityError(_with_path(name, error.message)) from error
 
     def tensors(self) -> list[torch.Tensor]:
         tensors: dict[int, torch.Tensor] = {}

@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -24,19 +25,15 @@ import torch
 
 from holdfast.checkpoint.fragments import Place
 from holdfast.checkpoint.host_memory import HostMemory
-from holdfast.checkpoint.manifest import MANIFEST_BYTES_MAX, Manifest, decode, directory_of, manifest_name
+from holdfast.checkpoint.manifest import MANIFEST_BYTES_MAX, Manifest, directory_of, manifest_name
 from holdfast.checkpoint.parts import Part, fill, lay_out, seal, tensor_names, view_of
 from holdfast.checkpoint.share import COPIES, Share, name_of
 from holdfast.checkpoint.side_by_side import for_each_part
 from holdfast.checkpoint.storage.port import Storage
-from holdfast.checkpoint.writing import commit, image_buffer, missing_parts
+from holdfast.checkpoint.writing import commit, image_buffer, missing_parts, refuse_strangers, used_buffer
 from holdfast.core.errors import (
     HoldfastError,
-    IntegrityError,
-    NotStored,
-    ProtocolError,
     StorageError,
-    StorageRefused,
 )
 from holdfast.state.layout import TensorSpec, spec_of
 from holdfast.state.snapshot import Snapshot
@@ -227,7 +224,7 @@ class Saver:
                     self._doing = Doing.COPYING
                     self._nudged = False  # who was lost before has no part in this one
             if self._save is None:
-                self._make_arena(self._wanted_bytes)
+                self._make_ready()
                 continue
             try:
                 self._carry(self._save)
@@ -249,11 +246,17 @@ class Saver:
     def _arena_bytes(self) -> int:
         return 0 if self._arena is None else len(self._arena)
 
+    def _make_ready(self) -> None:
+        """For a first save that takes no longer than a later one."""
+        self._make_arena(self._wanted_bytes)
+        if self._storage is None and self._open_storage is not None:
+            with suppress(StorageError):  # a save will try again, and say what is wrong
+                self._storage = self._open_storage()
+
     def _make_arena(self, size: int) -> torch.Tensor:
         if self._arena is None or len(self._arena) < size:
             self._arena = None  # first: there should never be two
-            # Touched, and ordinary pages: large ones may take seconds to get, and a first save would wait for them.
-            self._arena = image_buffer(size, large_pages=False).zero_()
+            self._arena = used_buffer(size, in_a_hurry=self._superseded)
         return self._arena
 
     def _carry(self, save: Share) -> None:
@@ -322,8 +325,6 @@ class Saver:
     def _copy(self, save: Share) -> None:
         save.copy_to(self._make_arena(save.arena_bytes()))
         self._copied.set()
-        for part in save.held:
-            save.files[part.number] = seal(part, save.images[part.number])
 
     def _keep(self, save: Share) -> None:
         """In this host's memory. What does not fit there is said by it, and takes nothing away from storage."""
@@ -373,8 +374,8 @@ class Saver:
 
         def write(part: Part) -> None:
             if not self._superseded():
-                image = view_of(save.images[part.number])
-                storage.write(f"{directory_of(save.step)}/{save.files[part.number]}", image)
+                name = save.name(part)  # while others are on their way: each is hashed by the thread that writes it
+                storage.write(f"{directory_of(save.step)}/{name}", view_of(save.images[part.number]))
                 save.written.add(part.number)
 
         for_each_part(write, todo, storage.writers)
@@ -419,7 +420,7 @@ class Saver:
         """What others should have written, as far as this worker holds it. One's own may have been cleared away too."""
         listed = storage.list(directory_of(save.step) + "/")
         missing = {stored.name for stored in missing_parts(listed, save.step, save.stored())}
-        parts = [part for part in save.layout if save.files[part.number] in missing and part.number in save.images]
+        parts = [part for part in save.layout if save.name(part) in missing and part.number in save.images]
         save.written.difference_update(part.number for part in parts)
         return self._write(storage, save, parts)
 
@@ -432,7 +433,7 @@ class Saver:
         name, data = manifest_name(save.step), manifest.encode()
         mine = not there and storage.create(name, data)
         if not mine and not commit(storage, manifest):
-            self._refuse_strangers(storage, name)
+            refuse_strangers(storage, name, self._run)
             # Damaged, or of another state: these parts are whole, and they are what the run is now.
             storage.write(name, memoryview(data))
             mine = True
@@ -441,16 +442,6 @@ class Saver:
         self._is_well()
         self._is_saved(save, manifest, mine=mine)
         return True
-
-    def _refuse_strangers(self, storage: Storage, name: str) -> None:
-        """Two runs that were started in one place at the same time: neither saw the other's checkpoints then."""
-        try:
-            other = decode(storage.read(name, MANIFEST_BYTES_MAX)).run
-        except (IntegrityError, ProtocolError, NotStored):
-            return
-        if other != self._run:
-            hint = "give each run a place of its own"
-            raise StorageRefused(f"{storage.uri} has checkpoints of the run {other}: {name}", hint=hint)
 
     def _is_saved(self, save: Share, manifest: Manifest, *, mine: bool) -> None:
         self.newest = max(save.step, self.newest or 0)

@@ -9,7 +9,17 @@ import torch
 
 from holdfast.checkpoint.fragments import Place
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.parts import PAGE_BYTES, Part, digest_of, file_name, fill, flat_bytes, header_bytes, view_of
+from holdfast.checkpoint.parts import (
+    PAGE_BYTES,
+    Part,
+    digest_of,
+    file_name,
+    fill,
+    flat_bytes,
+    header_bytes,
+    seal,
+    view_of,
+)
 from holdfast.checkpoint.storage.port import Stored
 from holdfast.core.errors import ConfigError
 from holdfast.state.layout import TensorSpec, spec_of
@@ -47,8 +57,14 @@ class Share:
         """The ranks that hold a part; the first of them writes it."""
         return tuple((number + copy) % self.count for copy in range(min(COPIES, self.count)))
 
+    def name(self, part: Part) -> str:
+        """Of its file. A part that this worker holds is hashed for it when it is first asked for."""
+        if part.number not in self.files:
+            self.files[part.number] = seal(part, self.images[part.number])
+        return self.files[part.number]
+
     def stored(self) -> tuple[Stored, ...]:
-        return tuple(Stored(self.files[part.number], part.size) for part in self.layout)
+        return tuple(Stored(self.name(part), part.size) for part in self.layout)
 
     @property
     def held(self) -> list[Part]:
@@ -63,7 +79,7 @@ class Share:
         return sum(_pages(part.size) for part in self.held)
 
     def copy_to(self, arena: torch.Tensor) -> None:
-        """What this worker holds of the state is copied, and the rest is hashed: so all names are known."""
+        """What this worker holds of the state is copied, and the rest is hashed: so all names can be known."""
         versions = [tensor._version for tensor in self.snapshot.tensors]
         offset = 0
         for part in self.held:

@@ -16,25 +16,43 @@ import torch
 from holdfast.checkpoint.manifest import MANIFEST_BYTES_MAX, Manifest, decode, directory_of, manifest_name
 from holdfast.checkpoint.parts import PAGE_BYTES, Part, fill, lay_out, seal, tensor_names, view_of
 from holdfast.checkpoint.storage.port import Storage, Stored
-from holdfast.core.errors import ConfigError, IntegrityError, NotStored, ProtocolError
+from holdfast.core.errors import ConfigError, IntegrityError, NotStored, ProtocolError, StorageRefused
 from holdfast.state.layout import spec_of
 from holdfast.state.snapshot import Snapshot
 
 Progress: TypeAlias = Callable[[int, int], None]  # bytes done, bytes in all; called by the thread that waits
+USED_BYTES = 16 << 20
 
 
-def image_buffer(size: int, *, large_pages: bool = True) -> torch.Tensor:
-    """Fresh bytes whose address is a multiple of 4096. They live as long as a tensor refers to them.
+def image_buffer(size: int) -> torch.Tensor:
+    """Fresh bytes whose address is a multiple of 4096. They live as long as a tensor refers to them."""
+    return torch.frombuffer(_pages(size), dtype=torch.uint8)[:size]
 
-    Large pages, where the kernel has them, are for memory that is used many times.
+
+def used_buffer(size: int, *, in_a_hurry: Callable[[], bool]) -> torch.Tensor:
+    """Such bytes, all of which were used before, so that no use of them has to wait for its pages.
+
+    Large pages make each later use cheaper: a direct write takes half the time in the kernel. But a machine that has to
+    ask the one under it for them needs seconds for a gigabyte. When somebody waits, the rest gets ordinary ones.
     """
-    memory = mmap.mmap(-1, max(-(-size // PAGE_BYTES), 1) * PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if large_pages and hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            memory.madvise(mmap.MADV_HUGEPAGE)  # first touch costs a fraction
-        except OSError:
-            pass  # a kernel without them
-    return torch.frombuffer(memory, dtype=torch.uint8)[:size]
+    memory = _pages(size)
+    buffer = torch.frombuffer(memory, dtype=torch.uint8)
+    large = hasattr(mmap, "MADV_HUGEPAGE")
+    for start in range(0, len(buffer), USED_BYTES):
+        if large:
+            try:
+                hurry = in_a_hurry()
+                large = not hurry
+                memory.madvise(mmap.MADV_HUGEPAGE if large else mmap.MADV_NOHUGEPAGE, start, len(buffer) - start)
+            except OSError:  # a kernel without them
+                large = False
+        buffer[start : start + USED_BYTES].zero_()
+    return buffer[:size]
+
+
+def _pages(size: int) -> mmap.mmap:
+    pages = max(-(-size // PAGE_BYTES), 1)
+    return mmap.mmap(-1, pages * PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def write_state(
@@ -122,3 +140,14 @@ def missing_parts(listed: Sequence[Stored], step: int, parts: Sequence[Stored]) 
     prefix = f"{directory_of(step)}/"
     there = {(entry.name, entry.size) for entry in listed}
     return [part for part in parts if (prefix + part.name, part.size) not in there]
+
+
+def refuse_strangers(storage: Storage, name: str, run: str) -> None:
+    """Two runs that were started in one place at the same time: neither saw the other's checkpoints then."""
+    try:
+        other = decode(storage.read(name, MANIFEST_BYTES_MAX)).run
+    except (IntegrityError, ProtocolError, NotStored):
+        return
+    if other != run:
+        hint = "give each run a place of its own"
+        raise StorageRefused(f"{storage.uri} has checkpoints of the run {other}: {name}", hint=hint)
