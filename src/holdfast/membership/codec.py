@@ -19,6 +19,7 @@ LENGTH = struct.Struct("<I")
 STEP_MAX = 1 << 40
 SHARDS_MAX = 1 << 16
 NAMES_MAX = 1 << 12
+PACE_MAX = 1e9
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -32,6 +33,8 @@ def encode(message: Message, note: Any = None) -> bytes:
             fields |= {"c": message.change, "l": message.leaving, "x": message.stop}
         if message.save or message.saving:
             fields["w"] = message.save + 2 * message.saving
+        if message.pace:
+            fields["p"] = message.pace
     elif isinstance(message, Result):
         fields = {"t": "result", "s": message.step, "n": note}
     else:
@@ -40,6 +43,8 @@ def encode(message: Message, note: Any = None) -> bytes:
             fields["f"] = message.former
         if message.searched:
             fields["o"] = True
+        if message.pace:
+            fields["p"] = message.pace
     body = _dumps(fields).encode()
     return LENGTH.pack(len(body)) + body
 
@@ -60,14 +65,16 @@ def decode(body: bytes | bytearray | memoryview) -> tuple[Message, Any]:
         saving = fields.get("w", 0)
         if type(saving) is not int or not 0 <= saving <= 3:
             raise ProtocolError(f"a peer sent {str(saving)[:40]!r} for whether it saves")
-        return Ready(_step(fields), _shards(fields), *flags, bool(saving & 1), bool(saving & 2)), fields.get("n")
+        flags = *flags, bool(saving & 1), bool(saving & 2), _pace(fields)  # type: ignore[assignment]
+        return Ready(_step(fields), _shards(fields), *flags), fields.get("n")
     if kind == "result":
         return Result(_step(fields)), fields.get("n")
     if kind == "report":
         position = None if fields.get("s") is None else _step(fields)
         former = _names(fields.get("f", []))
         kept, searched = bool(fields.get("k")), bool(fields.get("o"))
-        return Report(position, _shards(fields), kept, str(fields.get("d", "")), former, searched), None
+        digest = str(fields.get("d", ""))
+        return Report(position, _shards(fields), kept, digest, former, searched, _pace(fields)), None
     raise ProtocolError(f"a peer sent a message of unknown kind {str(kind)[:40]!r}")
 
 
@@ -76,6 +83,13 @@ def _step(fields: dict[str, Any]) -> int:
     if type(step) is not int or not 0 <= step < STEP_MAX:
         raise ProtocolError(f"a peer sent the step {str(step)[:40]!r}")
     return step
+
+
+def _pace(fields: dict[str, Any]) -> float:
+    pace = fields.get("p", 0.0)
+    if type(pace) not in (int, float) or not 0 <= pace < PACE_MAX:
+        raise ProtocolError(f"a peer sent {str(pace)[:40]!r} for its pace")
+    return float(pace)
 
 
 def _names(value: Any) -> tuple[str, ...]:

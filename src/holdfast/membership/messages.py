@@ -16,6 +16,7 @@ class Ready:
     """My sums for this step are whole. `change`: another view is due or there; `leaving`, `stop`: after this step.
 
     `save`: a checkpoint is due after this step; `saving`: not from me, I am still writing an earlier one.
+    `pace`: the seconds that a shard takes me; 0: not known yet.
     """
 
     step: int
@@ -25,6 +26,7 @@ class Ready:
     stop: str = ""
     save: bool = False
     saving: bool = False
+    pace: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,12 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The user's loop is through with the shards it was given. `save`, `saving`: as in Ready."""
+    """The user's loop is through with the shards it was given. `save`, `saving`, `pace`: as in Ready."""
 
     step: int
     save: bool = False
     saving: bool = False
+    pace: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

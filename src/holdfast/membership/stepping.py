@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from holdfast.core.words import View
+from holdfast.membership.balance import divide, fill_in, rebalanced
 from holdfast.membership.messages import (
     Applied,
     Broadcast,
@@ -36,7 +37,7 @@ from holdfast.membership.messages import (
     Serve,
 )
 from holdfast.membership.phases import TRANSITIONS, Phase
-from holdfast.membership.view_rules import LedgerState, Plan, Report, assign, must_search, reconcile
+from holdfast.membership.view_rules import LedgerState, Plan, Report, must_search, reconcile
 
 
 class Stepping(ABC):
@@ -59,7 +60,9 @@ class Stepping(ABC):
         self.reason = "starting"  # why I wait, if I do
         self._formed = 0  # the last view that came together: all its members reported
         self._formed_members: frozenset[str] = frozenset()
-        self._evenly: dict[str, tuple[int, ...]] = {}  # the assignment of this view's later steps
+        self.shares: dict[str, tuple[int, ...]] = {}  # the assignment of this view's later steps
+        self.moved = 0  # how often that was changed because of the workers' paces
+        self._pace = 0.0
         self._leaving: frozenset[str] = frozenset()  # who leaves at the end of this step
         self._change_due = False
         self._save_due = False
@@ -142,9 +145,9 @@ class Stepping(ABC):
 
     def _report(self, former: tuple[str, ...]) -> Report:
         if self.next is None:
-            return Report(None, digest=self.digest, former=former, searched=self._searched)
+            return Report(None, digest=self.digest, former=former, searched=self._searched, pace=self._pace)
         kept = self.kept is not None and self.kept == self.next - 1
-        return Report(self.next, tuple(sorted(self.held)), kept, former=former)
+        return Report(self.next, tuple(sorted(self.held)), kept, former=former, pace=self._pace)
 
     def _reconcile_if_complete(self, now: float) -> list[Effect]:
         assert self.view is not None
@@ -155,7 +158,8 @@ class Stepping(ABC):
         self._formed, self._formed_members = self.view.number, frozenset(self.view.members)
         self._came_together()
         plan = self._plan = reconcile(self.view, self._reports, self.shards)
-        self._evenly = assign(self.shards, self.view.members)
+        paces = fill_in({member: self._reports[member].pace for member in self.view.members})
+        self.shares = divide(self.shards, self.view.members, paces)
         if self.me in plan.evicted:
             return self._be_evicted(plan.evicted[self.me])
         if self.me in plan.fetches:
@@ -228,7 +232,8 @@ class Stepping(ABC):
         assert event.step == self.next
         self.held = frozenset(self.assigned)
         self._go(Phase.GATHERING)
-        flags = self._change_seen(now), self.leave_asked, self.ledger.stop, event.save, event.saving
+        self._pace = event.pace or self._pace
+        flags = self._change_seen(now), self.leave_asked, self.ledger.stop, event.save, event.saving, self._pace
         ready = Ready(event.step, self.assigned, *flags)
         self._ready.setdefault(event.step, {})[self.me] = ready
         self.reason = "waiting for the others' shards"
@@ -251,6 +256,10 @@ class Stepping(ABC):
         self._save_due = any(message.save for message in ready.values())
         self._save_due = self._save_due and not any(message.saving for message in ready.values())
         self._stop = next((ready[member].stop for member in self.view.members if ready[member].stop), "")
+        better = rebalanced(self.shares, self.shards, {member: ready[member].pace for member in self.view.members})
+        if better is not None:
+            self.shares = better
+            self.moved += 1
         self._go(Phase.REDUCING)
         return [Reduce(self.next, brought)]
 
@@ -318,7 +327,7 @@ class Stepping(ABC):
         plan = self._plan
         if plan is not None and plan.step == self.next:  # I was sent the step before; now I am level
             return self._start(self.next, plan.assignment[self.me])
-        return self._start(self.next, self._evenly[self.me])
+        return self._start(self.next, self.shares[self.me])
 
     # ---- phases
 

@@ -91,6 +91,7 @@ class Report:
     digest: str = ""  # of its initial state, where `next` is None
     former: tuple[str, ...] = ()  # who took part once, was left out, and is not known to have ended
     searched: bool = False  # it has looked for a checkpoint, and there is none
+    pace: float = 0.0  # seconds that a shard takes it; 0: not known yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +275,7 @@ def assign(
 
     So are those of a host's workers taken together: their sums then combine into few nodes of the tree.
     """
-    able = _by_host(able)
+    able = by_host(able)
     kept = {member: (held or {}).get(member, frozenset()) for member in able}
     missing = [shard for shard in range(shards) if not any(shard in have for have in kept.values())]
     wanted = dict.fromkeys(able, 0)
@@ -290,7 +291,7 @@ def assign(
     return result
 
 
-def _by_host(members: Sequence[str]) -> list[str]:
+def by_host(members: Sequence[str]) -> list[str]:
     """Workers of one host side by side, hosts in the order of their first worker, ranks in order within one."""
     first: dict[str, int] = {}
     for rank, member in enumerate(members):

@@ -204,7 +204,7 @@ class Run:
     def _expect(self, step: int) -> None:
         """Tell the loader which shards come next, as long as the view holds."""
         machine = self._worker.machine
-        mine = machine._evenly.get(machine.me, ())
+        mine = machine.shares.get(machine.me, ())
 
         def upcoming() -> Iterator[tuple[int, int]]:
             for shard in machine.assigned:
@@ -301,9 +301,11 @@ class Step:
                 self._load(directive)
                 return
             worker.begin(self.number)
+            durations_s: list[float] = []
             if directive.shards:
                 run._expect(self.number)
             for shard in directive.shards:
+                began = time.perf_counter()
                 batch = run._loader.get(self.number, shard)
                 run._exact.before_shard()
                 seed_everything(derive_seed(run.plan.seed, self.number, shard))
@@ -313,7 +315,8 @@ class Step:
                 finally:
                     run._open_shard = None
                 run._exact.after_shard(shard, worker.sums)
-            worker.computed(self.number)
+                durations_s.append(time.perf_counter() - began)
+            worker.computed(self.number, durations_s)
 
     def _load(self, directive: m.Commit) -> None:
         run = self._run

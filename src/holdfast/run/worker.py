@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -20,6 +20,7 @@ from holdfast.core.errors import Evicted, IntegrityError, PeerError, Stopped
 from holdfast.core.words import Registration
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
+from holdfast.membership.balance import Pace
 from holdfast.membership.codec import encode
 from holdfast.membership.machine import Machine
 from holdfast.membership.reach import Roll
@@ -87,6 +88,7 @@ class Worker:
         self._small = small
         self._pauses = Pauses(feed, events, outage_s=outage_s)
         self._checkpoints = checkpoints
+        self._pace = Pace()
         self._clock = clock
         self._meeting = Meeting(machine.me, host, keys, mailbox, None if path == "network" else arena)
         self._knocker = Knocker(machine.me, host, keys, mailbox)
@@ -144,11 +146,11 @@ class Worker:
         self._arena.set_stamp(self.machine.view.number, step)  # before a slot is touched
         self.sums.begin(step, layout)
 
-    def computed(self, step: int) -> None:
+    def computed(self, step: int, durations_s: Sequence[float]) -> None:
         """The user's loop is through with the shards it was given."""
         view = self.machine.view
         due = self._checkpoints.is_due(step + 1, first=view is None or view.members[0] == self.machine.me)
-        self._queue.append(m.Computed(step, due, self._checkpoints.saving))
+        self._queue.append(m.Computed(step, due, self._checkpoints.saving, self._pace.took(durations_s)))
 
     def save_last(self, step: int) -> None:
         """The loop over steps ends here. What the script does next may change the state."""

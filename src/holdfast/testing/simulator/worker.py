@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.membership import messages as m
+from holdfast.membership.balance import Pace
 from holdfast.testing.simulator.network import AGAIN_S, SILENT_S
 from holdfast.testing.simulator.schedule import Violation
 
@@ -54,6 +55,7 @@ class Worker:
         self.reduced = (0, -1)  # (view, step) whose slice it has written
         self.clock_offset = rng.uniform(-100.0, 100.0)
         self.clock_rate = rng.uniform(0.95, 1.05)
+        self.pace = Pace()
         self.speed = rng.choice((0.05, 0.1, 0.1, 0.4))
 
     @property
@@ -198,9 +200,11 @@ class Worker:
         def then() -> m.Event:
             self.computed.setdefault(effect.step, set()).update(effect.shards)
             every = self.world.schedule.save_every
-            return m.Computed(effect.step, save=bool(every) and (effect.step + 1) % every == 0, saving=self.saving)
+            due = bool(every) and (effect.step + 1) % every == 0
+            return m.Computed(effect.step, due, self.saving, self.pace.took([each_s] * len(effect.shards)))
 
-        self.work(0.001 + len(effect.shards) * self.speed * self.world.rng.uniform(0.5, 1.5), then)
+        each_s = self.speed * self.world.rng.uniform(0.5, 1.5)
+        self.work(0.001 + len(effect.shards) * each_s, then)
 
     def _reduce(self, effect: m.Reduce) -> None:
         number = self.world.books.number_of(self)

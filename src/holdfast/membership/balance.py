@@ -1,0 +1,76 @@
+"""Which worker gets how many shards: as its measured pace says, and not for every breath of wind. Pure.
+
+Assignment changes nothing in the result, so it may follow the workers' speeds at any step. All members decide it from
+the same numbers, those in each other's last Ready, and so come to the same answer without a word about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from holdfast.membership.view_rules import by_host
+
+GAIN_MIN = 0.1  # of the expected time of a step: for less, nothing is moved
+SMOOTHING = 0.3  # how much of a pace is that of the last step
+IDLE_DECAY = 0.98  # a worker without shards has no new pace: what is known of it is believed less with every step
+
+
+class Pace:
+    """How long a shard takes this worker: the median of a step's shards, smoothed over a few steps."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0  # not known yet
+
+    def took(self, durations_s: Sequence[float]) -> float:
+        """A step's shards took so long, each. Rounded, since it is said to all in every step."""
+        if not durations_s:
+            self.seconds *= IDLE_DECAY
+        elif not self.seconds:
+            self.seconds = median(durations_s)
+        else:
+            self.seconds += SMOOTHING * (median(durations_s) - self.seconds)
+        return float(f"{self.seconds:.3g}")
+
+
+def fill_in(paces: Mapping[str, float]) -> dict[str, float]:
+    """Seconds per shard of every member. Who has none yet is taken for average."""
+    known = [pace for pace in paces.values() if pace > 0]
+    usual = median(known) if known else 1.0
+    return {member: pace if pace > 0 else usual for member, pace in paces.items()}
+
+
+def divide(shards: int, members: Sequence[str], paces: Mapping[str, float]) -> dict[str, tuple[int, ...]]:
+    """Contiguous ranges, so long that the slowest is through as early as can be."""
+    members = by_host(members)
+    counts = dict.fromkeys(members, 0)
+    for _ in range(shards):
+        soonest = min(members, key=lambda member: (counts[member] + 1) * paces[member])
+        counts[soonest] += 1
+    return _ranges(members, counts)
+
+
+def _ranges(members: Sequence[str], counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    result: dict[str, tuple[int, ...]] = {}
+    start = 0
+    for member in members:
+        result[member] = tuple(range(start, start + counts[member]))
+        start += counts[member]
+    return result
+
+
+def expected_s(assignment: Mapping[str, Sequence[int]], paces: Mapping[str, float]) -> float:
+    return max((len(shards) * paces[member] for member, shards in assignment.items()), default=0.0)
+
+
+def rebalanced(
+    current: Mapping[str, tuple[int, ...]], shards: int, paces: Mapping[str, float]
+) -> dict[str, tuple[int, ...]] | None:
+    """A better assignment than the current one; None if it would not be better by enough."""
+    if not any(pace > 0 for pace in paces.values()):
+        return None
+    filled = fill_in(paces)
+    better = divide(shards, list(current), filled)
+    if expected_s(better, filled) > (1 - GAIN_MIN) * expected_s(current, filled):
+        return None
+    return better
