@@ -66,7 +66,7 @@ def test_a_newcomer_is_taken_for_average() -> None:
 def test_workers_of_a_host_stay_side_by_side() -> None:
     members = ("w0.1@b", "w0.1@a", "w1.1@b", "w1.1@a")
     shares = divide(8, members, dict.fromkeys(members, 1.0))
-    assert [member for member in shares] == ["w0.1@b", "w1.1@b", "w0.1@a", "w1.1@a"]
+    assert list(shares) == ["w0.1@b", "w1.1@b", "w0.1@a", "w1.1@a"]
 
 
 def test_one_slow_shard_is_no_pace() -> None:

@@ -88,7 +88,7 @@ def killed(outcomes: dict[str, Outcome]) -> list[str]:
 @pytest.mark.parametrize("counts", [(2, 2), (1, 3), (3,), (1, 1, 1), (3, 1, 2)], ids=str)
 def test_hosts_change_no_bit(counts: tuple[int, ...], case: Case) -> None:
     def at_step(run: holdfast.Run, step: int, shard: int) -> None:
-        path = run._worker._path  # of the steps before
+        path = run._worker.gradients._path  # of the steps before
         assert step == 0 or isinstance(path, Hosts if len(counts) > 1 else SharedMemory)
 
     workers = [f"w{slot}.1@{'abc'[host]}" for host, count in enumerate(counts) for slot in range(count)]
@@ -109,7 +109,7 @@ def test_encryption_changes_no_bit(case: Case, tmp_path: Path) -> None:
 
 def test_all_over_connections_if_asked() -> None:
     def at_step(run: holdfast.Run, step: int, shard: int) -> None:
-        assert step == 0 or isinstance(run._worker._path, Network)
+        assert step == 0 or isinstance(run._worker.gradients._path, Network)
 
     outcomes = forked({worker: lambda: train(LARGE, at_step) for worker in TWO_HOSTS}, path="network")
     assert agreed(outcomes) == expected(LARGE)
@@ -200,9 +200,9 @@ def test_a_mean_that_is_no_longer_whole_is_not_given(tmp_path: Path) -> None:
     """Its memory was used for a later step: who has it gives up its place, and the others do the step again."""
 
     def spoil(worker: Worker, effect: m.Give) -> None:
-        assert worker.kept is not None
-        worker.kept.memory.random_()
-        worker.kept = replace(worker.kept, is_intact=lambda: False)
+        assert worker.gradients.kept is not None
+        worker.gradients.kept.memory.random_()
+        worker.gradients.kept = replace(worker.gradients.kept, is_intact=lambda: False)
 
     outcomes = forked(dict.fromkeys(TWO_HOSTS, lambda: with_last_word(LARGE, tmp_path / "gone", spoil)))
     (dead,) = killed(outcomes)

@@ -38,6 +38,7 @@ from holdfast.reduce.paths import takes_two_rounds
 from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.sums import Sums
 from holdfast.run.checkpointing import Checkpoints, NoCheckpoints
+from holdfast.run.gradients import Gradients
 from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.run.listener import Listener
 from holdfast.run.loop import Loops, Run, check_optimizer
@@ -310,13 +311,19 @@ class _Place:
             mailbox=self.mailbox,
             feed=feed,
             arena=arena,
-            sums=Sums(arena, config.shards, parities=parities),
+            gradients=Gradients(
+                self.me,
+                shards=config.shards,
+                arena=arena,
+                sums=Sums(arena, config.shards, parities=parities),
+                exact=exact,
+                kind=config.path,
+                small=small,
+            ),
             exact=exact,
             holder=holder,
             desk=desk,
             events=self.events,
-            path=config.path,
-            small=small,
             outage_s=config.outage_s,
             checkpoints=checkpoints,
         )

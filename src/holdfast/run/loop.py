@@ -280,7 +280,7 @@ class Step:
             )
         for name, value in metrics.items():
             number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
-            self._run._worker.metrics.setdefault(name, {})[shard] = number
+            self._run._worker.gradients.metrics.setdefault(name, {})[shard] = number
 
     def __iter__(self) -> Iterator[Any]:
         run = self._run
@@ -314,7 +314,7 @@ class Step:
                     yield batch
                 finally:
                     run._open_shard = None
-                run._exact.after_shard(shard, worker.sums)
+                run._exact.after_shard(shard, worker.gradients.sums)
                 durations_s.append(time.perf_counter() - began)
             worker.computed(self.number, durations_s)
 

@@ -1,8 +1,8 @@
 """The runtime of one worker: turns what happens into events for the machine, and performs its effects.
 
-Everything here runs in the thread of the user's loop, which owns the machine, the group, the sums and the kept
-gradient. `advance` returns when the user's loop has the word: to compute shards, or to apply a step. Other threads
-(ledger feed, listener, dialling) only put things into the mailbox; see docs/threads.md.
+Everything here runs in the thread of the user's loop, which owns the machine, the group and the gradients
+(gradients.py). `advance` returns when the user's loop has the word: to compute shards, or to apply a step. Other
+threads (ledger feed, listener, dialling) only put things into the mailbox; see docs/threads.md.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
-
-import torch
 
 from holdfast.core.errors import Evicted, IntegrityError, PeerError, Stopped
 from holdfast.core.words import Registration
@@ -27,12 +25,10 @@ from holdfast.membership.reach import Roll
 from holdfast.modes.exact import Exact
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.groups import BrokenGroup, Gone, Group, Said
-from holdfast.reduce.layout import Layout
-from holdfast.reduce.paths import check_coverage, make_path
-from holdfast.reduce.reduction import Brought, Kept, Path, bring, mean_metrics, present_in
-from holdfast.reduce.sums import Sums
+from holdfast.reduce.reduction import Kept
 from holdfast.run.checkpointing import NoCheckpoints
 from holdfast.run.fetching import Fetcher
+from holdfast.run.gradients import Gradients
 from holdfast.run.knocking import Knocker
 from holdfast.run.ledger_feed import LedgerFeed, LedgerNews
 from holdfast.run.mailbox import Mailbox
@@ -62,42 +58,32 @@ class Worker:
         mailbox: Mailbox,
         feed: LedgerFeed,
         arena: Arena,
-        sums: Sums,
+        gradients: Gradients,
         exact: Exact,
         holder: Holder,
         desk: SnapshotDesk,
         events: EventLog,
-        path: str,
-        small: bool,
         checkpoints: NoCheckpoints,
         outage_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.machine = machine
-        self.sums = sums
-        self.kept: Kept | None = None
-        self.metrics: dict[str, dict[int, float]] = {}  # of my shards of this step: name -> shard -> value
+        self.gradients = gradients
         self._mailbox = mailbox
         self._feed = feed
-        self._arena = arena
         self._exact = exact
         self._holder = holder
         self._desk = desk
         self._events = events
-        self._kind = path  # of the run: how gradients travel
-        self._small = small
         self._pauses = Pauses(feed, events, outage_s=outage_s)
         self._checkpoints = checkpoints
         self._pace = Pace()
         self._clock = clock
-        self._meeting = Meeting(machine.me, host, keys, mailbox, None if path == "network" else arena)
+        self._meeting = Meeting(machine.me, host, keys, mailbox, None if gradients.kind == "network" else arena)
         self._knocker = Knocker(machine.me, host, keys, mailbox)
         self._group: Group | None = None
-        self._path: Path | None = None
-        self._layout: Layout | None = None
         self._registrations: Mapping[str, Registration] = {}
         self._rolls: Mapping[str, Roll] = {}  # of members that have given up a view
-        self._notes: dict[int, dict[str, Brought]] = {}  # step -> member -> what it brings
         self._queue: deque[m.Event] = deque()
         self._directive: m.Compute | m.Commit | None = None
         self._ended: m.End | None = None
@@ -138,13 +124,9 @@ class Worker:
     def begin(self, step: int) -> None:
         """The user's loop starts to compute shards of this step, or goes on with it in another view."""
         assert self.machine.view is not None
-        layout = self._layout = self._exact.layout()
         if step:
             self._checkpoints.prepare(len(self.machine.view.members))
-        if self.sums.step != step:
-            self.metrics = {}
-        self._arena.set_stamp(self.machine.view.number, step)  # before a slot is touched
-        self.sums.begin(step, layout)
+        self.gradients.begin(step, self.machine.view.number)
 
     def computed(self, step: int, durations_s: Sequence[float]) -> None:
         """The user's loop is through with the shards it was given."""
@@ -220,10 +202,9 @@ class Worker:
             return
         try:
             if isinstance(item.message, m.Ready):
-                brought = Brought.decode(item.note, slots=self._arena.slots, tensors=1 << 20)
-                self._notes.setdefault(item.message.step, {})[item.peer] = brought
+                self.gradients.heard(item.peer, item.message, item.note)
             elif isinstance(item.message, m.Result):
-                self._receive_result(group, item)
+                self.gradients.receive(group, item.peer, item.message, item.note, self._interrupted)
         except PeerError as error:
             self._queue.append(m.PeerLost(number, item.peer, error.message))
             return
@@ -271,7 +252,6 @@ class Worker:
     def _open(self, effect: m.Open) -> None:
         view = effect.view
         self._drop()
-        self._notes = {}
         self._desk.expect(view.number)
         self._group = self._meeting.open(view, self._registrations)
         self._events.write(
@@ -288,7 +268,8 @@ class Worker:
     def _drop(self) -> None:
         """Close the group, if there is one, so that its other members notice."""
         self._desk.withdraw()
-        group, self._group, self._path = self._group, None, None
+        group, self._group = self._group, None
+        self.gradients.forget_view()
         if group is not None:
             group.close()
 
@@ -298,43 +279,24 @@ class Worker:
             return
         message = effect.message
         if isinstance(message, m.Ready):
-            lost = self._say_ready(group, message)
+            lost = self.gradients.say_ready(group, message, self._interrupted)
         else:
             lost = group.broadcast(encode(message), keep=not isinstance(message, m.Done))
         for gone in lost:
             self._queue.append(m.PeerLost(group.view.number, gone.peer, gone.reason))
 
-    def _say_ready(self, group: Group, message: m.Ready) -> list[Gone]:
-        """To all, with what I bring; where bulk data follows on the connection, with a mark that it does."""
-        brought = bring(self.sums, self.metrics)
-        self._notes.setdefault(message.step, {})[self.machine.me] = brought
-        path = self._path or self._make_path(group)
-        marked = {peer: peer in path.bulk for peer in group.connections}
-        data = {bulk: encode(message, brought.encode(bulk=bulk)) for bulk in set(marked.values())}
-        return [gone for peer, bulk in marked.items() if (gone := group.send(peer, data[bulk]))]
-
     def _reduce(self, effect: m.Reduce) -> None:
-        group, layout = self._group, self._layout
-        assert group is not None and layout is not None
-        notes = self._notes.pop(effect.step)
-        members = group.view.members
-        path = self._path or self._make_path(group)
+        group = self._group
+        assert group is not None
         try:
-            check_coverage(self.sums.tree, effect.shards, notes)
-            memory, is_intact = path.reduce(effect.step, layout, members, notes)
+            resumed = self.gradients.reduce(group, effect, self._interrupted)
         except BrokenGroup as error:
             self._queue.appendleft(m.ReductionFailed(effect.step, error.peer, error.reason))
             return
-        for peer in sorted(path.bulk):
+        for peer in sorted(resumed):
             for item in group.resume(peer):
                 self._take(group, item)
-        self.kept = Kept(effect.step, layout, memory, present_in(layout, notes), mean_metrics(notes), is_intact)
         self._queue.appendleft(m.Reduced(effect.step))
-
-    def _make_path(self, group: Group) -> Path:
-        shards, small = self.machine.shards, self._small
-        self._path = make_path(self._kind, group, self._arena, shards, small=small, interrupted=self._interrupted)
-        return self._path
 
     def _interrupted(self) -> str:
         """Asked while bulk data is stuck: the member that, by the ledger, is gone or has given up this view."""
@@ -350,27 +312,14 @@ class Worker:
         return ""
 
     def _give(self, effect: m.Give) -> None:
-        group, kept = self._group, self.kept
-        assert group is not None and kept is not None
-        copy = kept.memory.clone()  # it may lie in a neighbour's memory, which may be used again at any time
-        if kept.step != effect.step or not kept.is_intact():
-            self._leave(m.End("evicted", f"the mean of step {effect.step}, which others lack, is no longer whole here"))
-        group.send(effect.to, encode(m.Result(effect.step), kept.note()))
-        data: memoryview = copy.numpy().data
+        group = self._group
+        assert group is not None
         try:
-            group.exchange([(effect.to, [data])], [], interrupted=self._interrupted)
+            if not self.gradients.give(group, effect, self._interrupted):
+                why = f"the mean of step {effect.step}, which others lack, is no longer whole here"
+                self._leave(m.End("evicted", why))
         except BrokenGroup as error:
             self._queue.append(m.PeerLost(group.view.number, error.peer, error.reason))
-
-    def _receive_result(self, group: Group, item: Said) -> None:
-        """The mean of a step that others have applied. Not into my result area: it may be theirs to read."""
-        layout = self._exact.layout()
-        memory = torch.empty(layout.slot_bytes, dtype=torch.uint8)
-        data: memoryview = memory.numpy().data
-        assert isinstance(item.message, m.Result)
-        kept = Kept.received(item.message.step, layout, memory, item.note)
-        group.exchange([], [(item.peer, [data])], interrupted=self._interrupted)
-        self.kept = kept
 
     def _serve(self, effect: m.Serve) -> None:
         assert self.machine.view is not None
@@ -400,7 +349,7 @@ class Worker:
         self._checkpoints.save(effect.step, effect.members, self._last_metrics())
 
     def _last_metrics(self) -> Mapping[str, float]:
-        return self.kept.metrics if self.kept is not None else {}
+        return self.gradients.kept.metrics if self.gradients.kept is not None else {}
 
     def _restore(self, effect: m.Restore) -> None:
         self._checkpoints.search_at(self._clock())
@@ -418,7 +367,7 @@ class Worker:
             self._recomputed += len(effect.shards)
 
     def _commit(self, effect: m.Commit) -> None:
-        kept = self.kept
+        kept = self.gradients.kept
         assert kept is not None and kept.step == effect.step
         self._desk.withdraw()
         self._directive = effect
@@ -451,7 +400,7 @@ class Worker:
 
     def loaded(self, directive: m.Commit) -> Kept:
         """Put the step's mean into the model. Evicted if the others have gone on and the memory was used again."""
-        kept = self.kept
+        kept = self.gradients.kept
         assert kept is not None and kept.step == directive.step
         self._checkpoints.wait_copied()  # the script's lines for the step may change anything
         self._exact.load(kept)

@@ -1,0 +1,107 @@
+"""What this worker brings to a step, what its peers say they bring, and the mean that comes of it.
+
+Owns the sums, the notes of the view, the way gradients travel in it, and the kept mean of the last step. All of it
+belongs to the thread of the user's loop. `interrupted` is asked while bulk data is stuck; it names who is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from holdfast.membership import messages as m
+from holdfast.membership.codec import encode
+from holdfast.modes.exact import Exact
+from holdfast.reduce.arena import Arena
+from holdfast.reduce.groups import Gone, Group
+from holdfast.reduce.layout import Layout
+from holdfast.reduce.paths import check_coverage, make_path
+from holdfast.reduce.reduction import Brought, Kept, Path, bring, mean_metrics, present_in
+from holdfast.reduce.sums import Sums
+
+TENSORS_MAX = 1 << 20
+
+
+class Gradients:
+    """See the module. `kind`: how gradients travel in this run; `small`: every member adds everything itself."""
+
+    def __init__(self, me: str, *, shards: int, arena: Arena, sums: Sums, exact: Exact, kind: str, small: bool) -> None:
+        self.kind = kind
+        self.sums = sums
+        self.kept: Kept | None = None
+        self.metrics: dict[str, dict[int, float]] = {}  # of my shards of this step: name -> shard -> value
+        self._me = me
+        self._shards = shards
+        self._arena = arena
+        self._exact = exact
+        self._small = small
+        self._layout: Layout | None = None
+        self._path: Path | None = None
+        self._notes: dict[int, dict[str, Brought]] = {}  # step -> member -> what it brings
+
+    def forget_view(self) -> None:
+        """What was said in one view means nothing in the next."""
+        self._path = None
+        self._notes = {}
+
+    def begin(self, step: int, view: int) -> None:
+        """Shards of this step will be computed, or more of them in another view."""
+        self._layout = self._exact.layout()
+        if self.sums.step != step:
+            self.metrics = {}
+        self._arena.set_stamp(view, step)  # before a slot is touched
+        self.sums.begin(step, self._layout)
+
+    def say_ready(self, group: Group, message: m.Ready, interrupted: Callable[[], str]) -> list[Gone]:
+        """To all, with what I bring; where bulk data follows on the connection, with a mark that it does."""
+        brought = bring(self.sums, self.metrics)
+        self._notes.setdefault(message.step, {})[self._me] = brought
+        path = self._path_in(group, interrupted)
+        marked = {peer: peer in path.bulk for peer in group.connections}
+        data = {bulk: encode(message, brought.encode(bulk=bulk)) for bulk in set(marked.values())}
+        return [gone for peer, bulk in marked.items() if (gone := group.send(peer, data[bulk]))]
+
+    def heard(self, peer: str, message: m.Ready, note: Any) -> None:
+        """ProtocolError if the note makes no sense."""
+        brought = Brought.decode(note, slots=self._arena.slots, tensors=TENSORS_MAX)
+        self._notes.setdefault(message.step, {})[peer] = brought
+
+    def reduce(self, group: Group, effect: m.Reduce, interrupted: Callable[[], str]) -> frozenset[str]:
+        """Add what all have brought. Returns the peers whose connection carried bulk data; BrokenGroup."""
+        layout = self._layout
+        assert layout is not None
+        notes = self._notes.pop(effect.step)
+        path = self._path_in(group, interrupted)
+        check_coverage(self.sums.tree, effect.shards, notes)
+        memory, is_intact = path.reduce(effect.step, layout, group.view.members, notes)
+        self.kept = Kept(effect.step, layout, memory, present_in(layout, notes), mean_metrics(notes), is_intact)
+        return path.bulk
+
+    def give(self, group: Group, effect: m.Give, interrupted: Callable[[], str]) -> bool:
+        """Send the mean of the last step to one that lacks it. False: it is no longer whole; BrokenGroup."""
+        kept = self.kept
+        assert kept is not None
+        copy = kept.memory.clone()  # it may lie in a neighbour's memory, which may be used again at any time
+        if kept.step != effect.step or not kept.is_intact():
+            return False
+        group.send(effect.to, encode(m.Result(effect.step), kept.note()))
+        data: memoryview = copy.numpy().data
+        group.exchange([(effect.to, [data])], [], interrupted=interrupted)
+        return True
+
+    def receive(self, group: Group, peer: str, message: m.Result, note: Any, interrupted: Callable[[], str]) -> None:
+        """The mean of a step that others have applied. Not into my result area: it may be theirs to read."""
+        layout = self._exact.layout()
+        memory = torch.empty(layout.slot_bytes, dtype=torch.uint8)
+        data: memoryview = memory.numpy().data
+        kept = Kept.received(message.step, layout, memory, note)
+        group.exchange([], [(peer, [data])], interrupted=interrupted)
+        self.kept = kept
+
+    def _path_in(self, group: Group, interrupted: Callable[[], str]) -> Path:
+        if self._path is None:
+            small = self._small
+            self._path = make_path(self.kind, group, self._arena, self._shards, small=small, interrupted=interrupted)
+        return self._path
