@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from holdfast.core.words import KEY_VIEW, KEY_WORKERS, View
+from holdfast.membership import balance, stepping, view_rules
 from holdfast.membership import machine as machine_module
 from holdfast.membership import messages as m
-from holdfast.membership import stepping, view_rules
 from holdfast.membership.machine import Machine, Phase
 from holdfast.membership.view_rules import Decision, LedgerState, Plan, Standing, Timing
 from holdfast.testing.simulator import Violation, simulate
@@ -248,14 +248,14 @@ MUTANT_FEEDS = [TakesUnknownForDone, TakesUnknownForNotDone, IgnoresGaps, LosesT
 
 
 def forget_a_shard(patch: Patch) -> None:
-    real = view_rules.assign
+    real = balance.divide
 
-    def assign(shards: int, able: Sequence[str], held: Any = None) -> dict[str, tuple[int, ...]]:
-        found = real(shards, able, held)
-        last = able[-1]
+    def divide(shards: int, members: Sequence[str], paces: Mapping[str, float]) -> dict[str, tuple[int, ...]]:
+        found = real(shards, members, paces)
+        last = members[-1]
         return {**found, last: found[last][:-1]} if shards > 1 else found
 
-    patch.setattr(stepping, "assign", assign)
+    patch.setattr(stepping, "divide", divide)
     _do_not_count(patch)
 
 

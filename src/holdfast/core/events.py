@@ -23,6 +23,9 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "recovered": ("view", "step", "duration_s", "recomputed_shards"),
     "joined": ("view", "step", "duration_s", "bytes"),
     "progress": ("view", "step", "steps", "metrics", "samples_per_s", "workers"),
+    "rebalanced": ("view", "step", "shards", "paces_s"),  # shards follow the workers' paces
+    "slow": ("step", "worker", "times", "since_s", "costs", "shards"),  # a worker, against the median
+    "no_longer_slow": ("step", "worker"),
     "waiting": ("step", "reason"),  # it does not get on, and why
     "checkpoint": ("step", "uri", "bytes", "duration_s", "held_s"),  # it has committed one
     "resumed": ("step", "uri", "bytes", "duration_s"),  # from a checkpoint: no worker was left

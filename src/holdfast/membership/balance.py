@@ -7,6 +7,8 @@ the same numbers, those in each other's last Ready, and so come to the same answ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from statistics import median
 
 from holdfast.membership.view_rules import by_host
@@ -14,6 +16,9 @@ from holdfast.membership.view_rules import by_host
 GAIN_MIN = 0.1  # of the expected time of a step: for less, nothing is moved
 SMOOTHING = 0.3  # how much of a pace is that of the last step
 IDLE_DECAY = 0.98  # a worker without shards has no new pace: what is known of it is believed less with every step
+
+SLOW_TIMES = 2.0  # the usual pace
+SLOW_AFTER_S = 5.0
 
 
 class Pace:
@@ -44,9 +49,12 @@ def divide(shards: int, members: Sequence[str], paces: Mapping[str, float]) -> d
     """Contiguous ranges, so long that the slowest is through as early as can be."""
     members = by_host(members)
     counts = dict.fromkeys(members, 0)
+    through = [(paces[member], rank, member) for rank, member in enumerate(members)]  # each with one shard more
+    heapify(through)
     for _ in range(shards):
-        soonest = min(members, key=lambda member: (counts[member] + 1) * paces[member])
-        counts[soonest] += 1
+        _, rank, member = through[0]
+        counts[member] += 1
+        heapreplace(through, ((counts[member] + 1) * paces[member], rank, member))
     return _ranges(members, counts)
 
 
@@ -70,7 +78,42 @@ def rebalanced(
     if not any(pace > 0 for pace in paces.values()):
         return None
     filled = fill_in(paces)
+    expected = expected_s(current, filled)
+    if shards / sum(1 / pace for pace in filled.values()) > (1 - GAIN_MIN) * expected:
+        return None  # as in nearly every step: not even with shards of any size
     better = divide(shards, list(current), filled)
-    if expected_s(better, filled) > (1 - GAIN_MIN) * expected_s(current, filled):
-        return None
-    return better
+    return better if expected_s(better, filled) <= (1 - GAIN_MIN) * expected else None
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A worker that takes `times` as long as is usual, since `since_s`; `costs`: of what all could do together."""
+
+    worker: str
+    times: float
+    since_s: float
+    costs: float
+
+
+class Slowness:
+    """Who is slow, and since when. A worker is when it stays above SLOW_TIMES for SLOW_AFTER_S."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def look(self, paces: Mapping[str, float], now: float) -> tuple[list[Slow], list[str]]:
+        """Those that are slow and were not told of before, and those that no longer are."""
+        known = {member: pace for member, pace in paces.items() if pace > 0}
+        usual = median(known.values()) if len(known) > 1 else 0.0
+        above = {member: pace / usual for member, pace in known.items() if usual and pace > SLOW_TIMES * usual}
+        self._since = {member: self._since.get(member, now) for member in above}
+        found = []
+        for member, times in above.items():
+            if member not in self._told and now - self._since[member] >= SLOW_AFTER_S:
+                self._told.add(member)
+                costs = (1 - 1 / times) / len(known)
+                found.append(Slow(member, times, now - self._since[member], costs))
+        over = sorted(self._told - above.keys())
+        self._told -= set(over)
+        return found, over

@@ -61,6 +61,7 @@ class Stepping(ABC):
         self._formed = 0  # the last view that came together: all its members reported
         self._formed_members: frozenset[str] = frozenset()
         self.shares: dict[str, tuple[int, ...]] = {}  # the assignment of this view's later steps
+        self.paces: dict[str, float] = {}  # of the last step: seconds for a shard; 0: not known
         self.moved = 0  # how often that was changed because of the workers' paces
         self._pace = 0.0
         self._leaving: frozenset[str] = frozenset()  # who leaves at the end of this step
@@ -256,7 +257,8 @@ class Stepping(ABC):
         self._save_due = any(message.save for message in ready.values())
         self._save_due = self._save_due and not any(message.saving for message in ready.values())
         self._stop = next((ready[member].stop for member in self.view.members if ready[member].stop), "")
-        better = rebalanced(self.shares, self.shards, {member: ready[member].pace for member in self.view.members})
+        self.paces = {member: ready[member].pace for member in self.view.members}
+        better = rebalanced(self.shares, self.shards, self.paces)
         if better is not None:
             self.shares = better
             self.moved += 1

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import ConfigError, DivergedError
-from holdfast.core.words import KEY_DONE, encode_json, host_of
+from holdfast.core.words import KEY_DONE, encode_json
 from holdfast.data.loader import ShardLoader
 from holdfast.data.seeding import derive_seed, seed_everything
 from holdfast.data.shards import ShardPlan
@@ -23,11 +23,10 @@ from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.modes.exact import Exact
 from holdfast.run.ledger_feed import LedgerFeed
+from holdfast.run.reporting import Reporter
 from holdfast.run.worker import Worker
 from holdfast.state.digest import weights_digest
 from holdfast.state.snapshot import Snapshot
-
-PROGRESS_S = 0.25
 
 
 class Loops:
@@ -82,8 +81,7 @@ class Run:
         self._loops = loops
         self._arrived: Snapshot | None = None  # the state that I came with, while I pass loops that were over before
         self._optimizer_parameters = check_optimizer(optimizer, exact)
-        self._progress_at = 0.0
-        self._progress_step = 0
+        self._reporter = Reporter(events, worker.machine, batch=plan.batch)
         optimizer.register_step_pre_hook(self._check_optimizer_call)
 
     # ---- what a script asks
@@ -166,7 +164,7 @@ class Run:
         self._current = None
         self._exact.rebase()
         self._worker.tell(m.Applied(step.number))
-        self._report(step)
+        self._reporter.applied(step.number + 1, self._target, step.metrics)
 
     def _finish(self, step: int) -> None:
         self._end = self._position(step)
@@ -176,30 +174,6 @@ class Run:
     def _position(self, step: int) -> dict[str, Any]:
         view = self._worker.machine.view
         return {"step": step, "digest": self.digest(), "view": view.number if view else 0}
-
-    def _report(self, step: Step) -> None:
-        now = time.monotonic()
-        if now - self._progress_at < PROGRESS_S and step.number + 1 < self._target:
-            return
-        done = step.number + 1 - self._progress_step
-        rate = done * self.plan.batch / (now - self._progress_at) if self._progress_at else 0.0
-        self._progress_at, self._progress_step = now, step.number + 1
-        if self._speaks_for_its_host():
-            view = self._worker.machine.view
-            self._events.write(
-                "progress",
-                view=view.number if view else 0,
-                step=step.number + 1,
-                steps=self._target,
-                metrics={name: round(value, 6) for name, value in step.metrics.items()},
-                samples_per_s=round(rate, 1),
-                workers=len(self.workers),
-            )
-
-    def _speaks_for_its_host(self) -> bool:
-        """Each host's agent reads the events of its own workers: the first of them tells it how far the run is."""
-        here = [worker for worker in self.workers if host_of(worker) == host_of(self.id)]
-        return here[:1] == [self.id]
 
     def _expect(self, step: int) -> None:
         """Tell the loader which shards come next, as long as the view holds."""

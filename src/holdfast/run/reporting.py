@@ -1,0 +1,82 @@
+"""What a worker writes down of how the run gets on: progress, who is slow, which shards have moved.
+
+Belongs to the thread of the user's loop. Every host's agent reads the events of its own workers, so the first worker
+of each host says how far the run is; what concerns the view as a whole is said by its first member alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from holdfast.core.words import host_of
+from holdfast.events import EventLog
+from holdfast.membership.balance import Slowness
+from holdfast.membership.machine import Machine
+
+PROGRESS_S = 0.25
+NAMED_MAX = 64  # workers whose paces and shards are in one event; of more, the slowest are
+
+
+class Reporter:
+    def __init__(
+        self, events: EventLog, machine: Machine, *, batch: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._events = events
+        self._machine = machine
+        self._batch = batch
+        self._clock = clock
+        self._at = 0.0
+        self._step = 0
+        self._moved = 0
+        self._slowness = Slowness()
+
+    def applied(self, step: int, target: int, metrics: Mapping[str, float]) -> None:
+        """`step` steps are done of `target`."""
+        now = self._clock()
+        if now - self._at < PROGRESS_S and step < target:
+            return
+        rate = (step - self._step) * self._batch / (now - self._at) if self._at else 0.0
+        self._at, self._step = now, step
+        view = self._machine.view
+        members = view.members if view else ()
+        number = view.number if view else 0
+        if self._is_first([member for member in members if host_of(member) == host_of(self._machine.me)]):
+            self._events.write(
+                "progress",
+                view=number,
+                step=step,
+                steps=target,
+                metrics={name: round(value, 6) for name, value in metrics.items()},
+                samples_per_s=round(rate, 1),
+                workers=len(members),
+            )
+        self._tell_of_paces(number, step, now, tell=self._is_first(members))
+
+    def _is_first(self, members: list[str] | tuple[str, ...]) -> bool:
+        return list(members[:1]) == [self._machine.me]
+
+    def _tell_of_paces(self, view: int, step: int, now: float, *, tell: bool) -> None:
+        """Everyone keeps the account, so that whoever comes to be first knows since when."""
+        machine = self._machine
+        slow, over = self._slowness.look(machine.paces, now)
+        moved, self._moved = machine.moved != self._moved, machine.moved
+        if not tell:
+            return
+        if moved:
+            named = sorted(machine.paces, key=lambda member: -machine.paces[member])[:NAMED_MAX]
+            shards = {member: len(machine.shares[member]) for member in named if member in machine.shares}
+            paces_s = {member: machine.paces[member] for member in named}
+            self._events.write("rebalanced", view=view, step=step, shards=shards, paces_s=paces_s)
+        for one in slow:
+            self._events.write(
+                "slow",
+                step=step,
+                worker=one.worker,
+                times=round(one.times, 2),
+                since_s=round(one.since_s, 1),
+                costs=round(one.costs, 3),
+                shards=len(machine.shares.get(one.worker, ())),
+            )
+        for worker in over:
+            self._events.write("no_longer_slow", step=step, worker=worker)
