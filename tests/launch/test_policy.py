@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.words import worker_id
-from holdfast.launch.policy import AnnounceStop, AskToLeave, End, Kill, Policy, Start
+from holdfast.launch.policy import REPLACE_AFTER_S, AnnounceStop, AskToLeave, End, Kill, Policy, Start
 
 
 class Story:
@@ -279,3 +279,64 @@ def test_a_system_that_starts_no_processes_is_asked_again_with_back_off() -> Non
                 policy.start_failed(0, minute * 60.0)
     assert [type(action) for action in actions] == [Start, Start, Start, End]
     assert actions[-1].exit_code == 1
+
+
+def slow_story(*, spares: int = 1, replace_below: float = 0.3) -> Story:
+    story = Story(workers=2, spares=spares)
+    story.policy.replace_below = replace_below
+    for worker in story.alive:
+        story.policy.registered(worker)
+    story.policy.viewed(["w0.1", "w1.1"])
+    return story
+
+
+def test_a_slow_worker_makes_way_for_a_spare_and_its_slot_has_the_next_one() -> None:
+    story = slow_story()
+    story.event("w0.1", "slow", worker="w1.1", times=5.0, since_s=5.0)
+    assert story.tick(REPLACE_AFTER_S - 5.1) == []
+    assert story.policy.deadline() == pytest.approx(story.now + 0.1)
+    (asked,) = story.tick(0.2)
+    assert isinstance(asked, AskToLeave) and asked.worker == "w1.1" and "5.0 times" in asked.reason
+    story.policy.viewed(["w0.1", "w2.1"])
+    story.exit("w1.1", code=0)
+    assert story.alive == ["w0.1", "w1.2", "w2.1"]
+
+
+@pytest.mark.parametrize(
+    ("spares", "replace_below", "times", "later"),
+    [
+        (0, 0.3, 5.0, None),  # nobody waits
+        (1, 0.0, 5.0, None),  # switched off
+        (1, 0.3, 2.5, None),  # not that slow
+        (1, 0.3, 5.0, "no_longer_slow"),
+    ],
+    ids=["no spare", "off", "not that slow", "over"],
+)
+def test_a_slow_worker_stays(spares: int, replace_below: float, times: float, later: str | None) -> None:
+    story = slow_story(spares=spares, replace_below=replace_below)
+    story.event("w0.1", "slow", worker="w1.1", times=times, since_s=5.0)
+    if later:
+        story.event("w0.1", later, worker="w1.1")
+    assert story.tick(10 * REPLACE_AFTER_S) == []
+
+
+def test_a_spare_that_still_starts_does_not_count() -> None:
+    story = slow_story()
+    story.policy.unregistered("w2.1", story.now, 1000.0)
+    story.event("w0.1", "slow", worker="w1.1", times=5.0, since_s=5.0)
+    assert story.tick(2 * REPLACE_AFTER_S) == []
+    story.policy.registered("w2.1")
+    assert [type(action) for action in story.tick()] == [AskToLeave]
+
+
+def test_two_slow_workers_are_replaced_one_after_the_other() -> None:
+    story = slow_story()
+    for worker in ("w0.1", "w1.1"):
+        story.event("w0.1", "slow", worker=worker, times=5.0, since_s=5.0)
+    assert [action.worker for action in story.tick(REPLACE_AFTER_S)] == ["w0.1"]
+    assert story.tick(1.0) == []
+    story.policy.viewed(["w1.1", "w2.1"])
+    story.exit("w0.1", code=0)
+    assert story.tick() == [], "the next spare has not registered yet"
+    story.policy.registered("w0.2")
+    assert [action.worker for action in story.tick()] == ["w1.1"]

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.membership.balance import GAIN_MIN, IDLE_DECAY, Pace, divide, expected_s, fill_in, rebalanced
+from holdfast.membership import balance
+from holdfast.membership.balance import (
+    GAIN_MIN,
+    IDLE_DECAY,
+    SLOW_AFTER_S,
+    Pace,
+    Slowness,
+    divide,
+    expected_s,
+    fill_in,
+    rebalanced,
+)
 
 MEMBERS = ("w0.1", "w1.1", "w2.1", "w3.1")
 paces = st.lists(st.floats(0.001, 100.0), min_size=1, max_size=9)
@@ -86,3 +99,60 @@ def test_an_idle_worker_is_tried_again() -> None:
     pace = Pace()
     pace.took([5.0])
     assert pace.took([]) == pytest.approx(5.0 * IDLE_DECAY)
+
+
+def test_paces_that_waver_move_nothing_for_a_long_time() -> None:
+    """Each step a shard takes up to a fifth more or less: what is moved then is moved back again soon."""
+    rng = random.Random(7)
+    found = {member: Pace() for member in MEMBERS}
+    shares, moved = even(32), 0
+    for _ in range(1000):
+        paces = {member: found[member].took([rng.uniform(0.8, 1.2) for _ in range(8)]) for member in MEMBERS}
+        better = rebalanced(shares, 32, paces)
+        shares, moved = better or shares, moved + (better is not None)
+    assert moved <= 2
+
+
+def test_without_hysteresis_they_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(balance, "GAIN_MIN", 0.0)
+    with pytest.raises(AssertionError):
+        test_paces_that_waver_move_nothing_for_a_long_time()
+
+
+def test_many_workers_are_divided_quickly() -> None:
+    members = [f"w{slot}.1" for slot in range(1000)]
+    paces = {member: 1.0 + slot % 7 for slot, member in enumerate(members)}
+    shares = divide(8000, members, paces)
+    assert sum(map(len, shares.values())) == 8000
+    assert max(len(shares[member]) * paces[member] for member in members) < 1.3 * 8000 / sum(
+        1 / pace for pace in paces.values()
+    )
+
+
+def test_who_is_slow_is_told_once_with_what_it_costs() -> None:
+    slowness = Slowness()
+    quick, slow = dict.fromkeys(MEMBERS, 0.1), {**dict.fromkeys(MEMBERS, 0.1), "w3.1": 0.5}
+    assert slowness.look(quick, 0.0) == ([], [])
+    assert slowness.look(slow, 10.0) == ([], []), "not yet: it may be a moment's"
+    ((found,), over) = slowness.look(slow, 10.0 + SLOW_AFTER_S)
+    assert (found.worker, found.times, found.since_s) == ("w3.1", 5.0, SLOW_AFTER_S) and not over
+    assert found.costs == pytest.approx(0.2), "0.8 of one of four"
+    assert slowness.look(slow, 100.0) == ([], [])
+    assert slowness.look(quick, 101.0) == ([], ["w3.1"])
+    assert slowness.look(quick, 102.0) == ([], [])
+
+
+def test_a_spell_that_ends_is_not_told() -> None:
+    slowness = Slowness()
+    slow = {**dict.fromkeys(MEMBERS, 0.1), "w3.1": 0.5}
+    slowness.look(slow, 0.0)
+    slowness.look(dict.fromkeys(MEMBERS, 0.1), SLOW_AFTER_S - 1)
+    assert slowness.look(slow, SLOW_AFTER_S) == ([], [])
+
+
+def test_who_has_left_is_not_said_to_be_quick_again() -> None:
+    slowness = Slowness()
+    slow = {**dict.fromkeys(MEMBERS, 0.1), "w3.1": 0.5}
+    slowness.look(slow, 0.0)
+    assert slowness.look(slow, SLOW_AFTER_S)[0]
+    assert slowness.look(dict.fromkeys(MEMBERS[:3], 0.1), 20.0) == ([], [])

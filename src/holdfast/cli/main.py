@@ -99,6 +99,13 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.description = "Train a script with N workers. The same --run name again takes over a run whose agent died."
     run.add_argument("--workers", type=int, required=True, metavar="N", help="how many workers train")
     run.add_argument("--spares", type=int, default=0, metavar="K", help="workers that wait to replace others")
+    run.add_argument(
+        "--replace-slow",
+        type=float,
+        default=0.3,
+        metavar="F",
+        help="replace a worker that stays below this fraction of the usual speed by a spare (default: 0.3; 0: never)",
+    )
     run.add_argument("--run", metavar="NAME", help="the run's name (default: the script's and the time)")
     run.add_argument("--restarts", type=int, default=100, metavar="R", help="replacements at most (default: 100)")
     run.add_argument("--threads", type=int, default=1, metavar="T", help="compute threads of each (default: 1)")
@@ -170,6 +177,7 @@ def _run(options: argparse.Namespace) -> int:
         keys=str(Path(options.keys).expanduser().resolve()) if options.keys else "",
         advertise=options.advertise,
         outage_s=options.outage,
+        replace_slow=options.replace_slow,
         checkpoint=checkpoint_settings(options),
     )
     settings.validate()

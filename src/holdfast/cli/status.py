@@ -64,6 +64,7 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "paused": dict(record.waiting) if living else {},
         "checkpoint": record.saved,
         "checkpoint_uri": record.saved_to or (described.get("checkpoint") or {}).get("uri") or None,
+        "slow": {worker: why for worker, why in record.slow.items() if worker in record.members} if living else {},
         "storage_away": dict(record.unsaved) if living else {},
         "digest": (record.finished or {}).get("digest"),
         "ended": record.ended or None,
@@ -140,6 +141,8 @@ def _lines(status: dict[str, Any]) -> list[str]:
         lines.append(f"checkpoint: none yet in {status['checkpoint_uri']}")
     for worker, reason in status["storage_away"].items():
         lines.append(f"storage: {worker} cannot save, and its newest snapshot waits in memory: {reason}")
+    for worker, why in status["slow"].items():
+        lines.append(f"slow: {worker}: {why}")
     for worker, reason in status["paused"].items():
         lines.append(f"paused: {worker}: {reason}")
     for worker in status["workers"]:

@@ -28,6 +28,7 @@ STOP_GRACE_S = 30.0
 LEAVE_GRACE_S = 60.0
 STRAGGLER_GRACE_S = 60.0
 SPARE_GRACE_S = 5.0
+REPLACE_AFTER_S = 30.0  # of being slow
 BACK_OFF_FIRST_S = 0.5
 BACK_OFF_MAX_S = 30.0
 REPEATS_MAX = 3
@@ -92,6 +93,9 @@ class _Worker:
     reached: bool = False  # the end of a loop: its script may take its time now, to evaluate or to save
     evicted: bool = False
     failed: bool = False
+    registered: bool = False
+    slow_times: float = 1.0  # as long as is usual for a shard
+    replace_at: float = math.inf  # then it is replaced if it is still slow and a spare waits
     unregistered_by: float = math.inf  # then a process without registration counts as hung
     leave_by: float = math.inf
     asked_to_leave: bool = False
@@ -104,6 +108,7 @@ class Policy:
     spares: int
     restarts_max: int
     stop_grace_s: float = STOP_GRACE_S
+    replace_below: float = 0.0  # of the usual speed; 0: slow workers are not replaced
     step: int = 0  # the highest that was ever seen
     restarts: int = 0
     stopping: str = ""
@@ -139,11 +144,13 @@ class Policy:
     def registered(self, worker: str) -> None:
         if worker in self.alive:
             self.alive[worker].unregistered_by = math.inf
+            self.alive[worker].registered = True
 
     def unregistered(self, worker: str, now: float, grace_s: float = HUNG_GRACE_S) -> None:
         """Its registration is gone: it left, or its lease ran out."""
         if worker in self.alive:
             self.alive[worker].unregistered_by = now + grace_s
+            self.alive[worker].registered = False
 
     def viewed(self, members: Iterable[str]) -> None:
         """A view holds. Who is in it is not given up by us, whatever its lease: it may have the only state."""
@@ -158,6 +165,8 @@ class Policy:
                 slot.own_failures = 0
         if kind == "finished":
             self.finished(now)
+        if kind in ("slow", "no_longer_slow"):
+            self._paced(str(event.get("worker")), float(event.get("times", 1.0)), float(event.get("since_s", 0.0)), now)
         worker = self.alive.get(str(event["who"]))
         if worker is None:
             return
@@ -169,6 +178,13 @@ class Policy:
         worker.reached = kind == "reached" or (worker.reached and kind != "view")
         worker.evicted |= kind == "evicted"
         worker.failed |= kind == "failed"
+
+    def _paced(self, worker: str, times: float, since_s: float, now: float) -> None:
+        """It takes so many times as long as the others."""
+        if worker in self.alive:
+            slow = times * self.replace_below > 1
+            self.alive[worker].slow_times = times
+            self.alive[worker].replace_at = now + max(0.0, REPLACE_AFTER_S - since_s) if slow else math.inf
 
     def finished(self, now: float) -> None:
         """The last step is committed: nobody is needed any more, but those who finish may take their time."""
@@ -245,6 +261,7 @@ class Policy:
         actions += self._overdue(now)
         if not self.stopping and not self.done:
             actions += self._surplus(now)
+            actions += self._too_slow(now)
             actions += self._missing(now)
         if not self.alive and not self._waiting() and not any(isinstance(a, Start) for a in actions):
             actions += self._finish(self._outcome(), "")
@@ -255,6 +272,8 @@ class Policy:
         times = [self._stop_by, self._spares_stop_at, self._stragglers_by]
         for name, worker in self.alive.items():
             times.append(worker.leave_by)
+            if worker.replace_at < math.inf and self._waiting_spares():
+                times.append(worker.replace_at)
             if name not in self.members:
                 times.append(worker.unregistered_by)
         times += [self.slots[slot].restart_at for slot in self._waiting()]
@@ -298,6 +317,24 @@ class Policy:
                 worker.leave_by = now + LEAVE_GRACE_S
                 actions.append(AskToLeave(name, f"the run has {self.workers} workers now"))
         return actions
+
+    def _too_slow(self, now: float) -> list[Action]:
+        """One at a time, and only where a spare can take its place at once. Its slot then has the next spare."""
+        for name, worker in self.alive.items():
+            if now < worker.replace_at or worker.asked_to_leave or name not in self.members:
+                continue
+            if not self._waiting_spares():
+                break
+            worker.replace_at = math.inf
+            worker.asked_to_leave = True
+            worker.leave_by = now + LEAVE_GRACE_S
+            return [AskToLeave(name, f"it takes {worker.slow_times:.1f} times as long as others, and a spare waits")]
+        return []
+
+    def _waiting_spares(self) -> list[str]:
+        if any(worker.asked_to_leave for worker in self.alive.values()):
+            return []  # who leaves needs one first
+        return [name for name, worker in self.alive.items() if worker.registered and name not in self.members]
 
     def _missing(self, now: float) -> list[Action]:
         actions: list[Action] = []

@@ -17,6 +17,7 @@ from holdfast.launch.environment import PATHS
 
 WORKERS_MAX = 1024
 THREADS_MAX = 1024
+REPLACE_SLOW_MAX = 0.5  # above, somebody is always slow
 RESTARTS_MAX = 1_000_000
 LEASE_S_MIN, LEASE_S_MAX = 0.2, 3600.0
 OUTAGE_S_MIN, OUTAGE_S_MAX = 10.0, 86400.0
@@ -42,6 +43,7 @@ class RunSettings:
     host: str = ""  # this host's name among them
     keys: str = ""  # the directory with the run's keys
     advertise: str = ""
+    replace_slow: float = 0.3  # of the usual speed: who stays below it is replaced by a spare
     outage_s: float = 300.0  # how long workers of several hosts train on without the ledger
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
 
@@ -55,6 +57,11 @@ class RunSettings:
             raise ConfigError(
                 f"--lease is {self.lease_s:g} s, but must be from {LEASE_S_MIN:g} to {LEASE_S_MAX:g}",
                 hint="2 s suits most runs; a longer lease finds a hung worker later",
+            )
+        if not 0 <= self.replace_slow <= REPLACE_SLOW_MAX:
+            raise ConfigError(
+                f"--replace-slow is {self.replace_slow:g}, but must be from 0 to {REPLACE_SLOW_MAX:g}",
+                hint="0.3: who stays below three tenths of the usual speed is replaced by a spare; 0: nobody is",
             )
         if self.path not in PATHS:
             raise ConfigError(f"--path is {self.path!r}", hint=f"choose one of {', '.join(PATHS)}")
@@ -133,6 +140,7 @@ def _command(settings: RunSettings, home: Path) -> str:
         ("--keys", "keys"),
         ("--advertise", "advertise"),
         ("--outage", "outage_s"),
+        ("--replace-slow", "replace_slow"),
     ):
         value = getattr(settings, name)
         if value != defaults[name]:

@@ -40,6 +40,7 @@ class RunRecord:
     saved: int | None = None  # the step of the newest checkpoint
     saved_to: str = ""
     unsaved: dict[str, str] = field(default_factory=dict)  # who cannot save, and why
+    slow: dict[str, str] = field(default_factory=dict)  # who is, and what it costs
 
     def feed(self, event: Mapping[str, Any]) -> None:
         """Take one event. Fields that are missing or wrong are passed over: a log is never a reason to fail."""
@@ -81,6 +82,7 @@ class RunRecord:
         record = self.worker(event.get("worker"))
         self.cut_off.pop(str(event.get("worker")), None)
         self.unsaved.pop(str(event.get("worker")), None)
+        self.slow.pop(str(event.get("worker")), None)
         self.waiting.pop(str(event.get("worker")), None)
         record.alive = False
         record.state = str(event.get("reason", "exited"))
@@ -140,6 +142,12 @@ class RunRecord:
     def _on_storage_up(self, event: Mapping[str, Any]) -> None:
         self.unsaved.pop(str(event["who"]), None)
 
+    def _on_slow(self, event: Mapping[str, Any]) -> None:
+        self.slow[str(event["worker"])] = slow_sentence(event)
+
+    def _on_no_longer_slow(self, event: Mapping[str, Any]) -> None:
+        self.slow.pop(str(event["worker"]), None)
+
     def _on_waiting(self, event: Mapping[str, Any]) -> None:
         self.waiting[str(event["who"])] = str(event.get("reason", ""))
 
@@ -161,6 +169,14 @@ class RunRecord:
         record = self.worker(who)
         if record.alive:
             record.state = state
+
+
+def slow_sentence(event: Mapping[str, Any]) -> str:
+    times, since_s, costs = (float(event[name]) for name in ("times", "since_s", "costs"))
+    return (
+        f"a shard takes it {times:.1f} times as long as the others, noticed after {since_s:.0f} s; that costs "
+        f"{costs:.0%} of what all could do; it has {event['shards']} shards now"
+    )
 
 
 def progress_line(record: RunRecord, *, workers: int) -> str:

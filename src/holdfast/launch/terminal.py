@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from holdfast.launch.summary import count
+from holdfast.launch.summary import count, slow_sentence
 
 LINES_MAX = 10_000
 PROGRESS_PERIOD_S = 5.0
@@ -184,6 +184,12 @@ class Narrator:
             return ""
         self._unsaved.discard(str(event["who"]))
         return "" if self._unsaved else "storage is back"
+
+    def _on_slow(self, event: Mapping[str, Any]) -> str:
+        return f"{event.get('worker')} is slow: {slow_sentence(event)}"
+
+    def _on_no_longer_slow(self, event: Mapping[str, Any]) -> str:
+        return f"{event.get('worker')} is no longer slow"
 
     def _on_waiting(self, event: Mapping[str, Any]) -> str:
         return f"{event['who']} is paused at step {event.get('step')}: {event.get('reason')}"

@@ -14,7 +14,7 @@ from statistics import median
 from holdfast.membership.view_rules import by_host
 
 GAIN_MIN = 0.1  # of the expected time of a step: for less, nothing is moved
-SMOOTHING = 0.3  # how much of a pace is that of the last step
+SMOOTHING = 0.5  # how much of a pace is that of the last step
 IDLE_DECAY = 0.98  # a worker without shards has no new pace: what is known of it is believed less with every step
 
 SLOW_TIMES = 2.0  # the usual pace
@@ -114,6 +114,6 @@ class Slowness:
                 self._told.add(member)
                 costs = (1 - 1 / times) / len(known)
                 found.append(Slow(member, times, now - self._since[member], costs))
-        over = sorted(self._told - above.keys())
-        self._told -= set(over)
+        over = sorted(member for member in self._told if member in known and member not in above)
+        self._told &= above.keys()
         return found, over

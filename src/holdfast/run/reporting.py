@@ -1,7 +1,7 @@
 """What a worker writes down of how the run gets on: progress, who is slow, which shards have moved.
 
-Belongs to the thread of the user's loop. Every host's agent reads the events of its own workers, so the first worker
-of each host says how far the run is; what concerns the view as a whole is said by its first member alone.
+Belongs to the thread of the user's loop. Every host's agent reads the events of its own workers, so the first worker of
+each host speaks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Reporter:
         view = self._machine.view
         members = view.members if view else ()
         number = view.number if view else 0
-        if self._is_first([member for member in members if host_of(member) == host_of(self._machine.me)]):
+        here = [member for member in members if host_of(member) == host_of(self._machine.me)]
+        speaks = here[:1] == [self._machine.me]
+        if speaks:
             self._events.write(
                 "progress",
                 view=number,
@@ -51,17 +53,14 @@ class Reporter:
                 samples_per_s=round(rate, 1),
                 workers=len(members),
             )
-        self._tell_of_paces(number, step, now, tell=self._is_first(members))
+        self._tell_of_paces(number, step, now, speaks=speaks)
 
-    def _is_first(self, members: list[str] | tuple[str, ...]) -> bool:
-        return list(members[:1]) == [self._machine.me]
-
-    def _tell_of_paces(self, view: int, step: int, now: float, *, tell: bool) -> None:
+    def _tell_of_paces(self, view: int, step: int, now: float, *, speaks: bool) -> None:
         """Everyone keeps the account, so that whoever comes to be first knows since when."""
         machine = self._machine
         slow, over = self._slowness.look(machine.paces, now)
         moved, self._moved = machine.moved != self._moved, machine.moved
-        if not tell:
+        if not speaks:
             return
         if moved:
             named = sorted(machine.paces, key=lambda member: -machine.paces[member])[:NAMED_MAX]
