@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from holdfast.membership import balance
 from holdfast.membership.balance import (
     GAIN_MIN,
+    GAIN_S_MIN,
     IDLE_DECAY,
     SLOW_AFTER_S,
+    WARM_UP_STEPS,
     Pace,
     Slowness,
     divide,
@@ -82,21 +84,31 @@ def test_workers_of_a_host_stay_side_by_side() -> None:
     assert list(shares) == ["w0.1@b", "w1.1@b", "w0.1@a", "w1.1@a"]
 
 
-def test_one_slow_shard_is_no_pace() -> None:
+def warm() -> Pace:
     pace = Pace()
+    assert [pace.took([100.0]) for _ in range(WARM_UP_STEPS)] == [0.0] * WARM_UP_STEPS, "first steps say nothing"
+    return pace
+
+
+def test_milliseconds_are_not_worth_it() -> None:
+    assert rebalanced(even(4), 4, {**dict.fromkeys(MEMBERS, GAIN_S_MIN / 100), "w1.1": 0.99 * GAIN_S_MIN}) is None
+
+
+def test_one_slow_shard_is_no_pace() -> None:
+    pace = warm()
     assert pace.took([0.1, 0.1, 2.0, 0.1]) == 0.1
     assert pace.took([0.1, 0.1, 0.1]) == 0.1
 
 
 def test_a_change_is_believed_within_a_few_steps() -> None:
-    pace = Pace()
+    pace = warm()
     pace.took([0.1] * 4)
     found = [pace.took([0.5] * 4) for _ in range(8)]
     assert found == sorted(found) and 0.45 < found[-1] < 0.5
 
 
 def test_an_idle_worker_is_tried_again() -> None:
-    pace = Pace()
+    pace = warm()
     pace.took([5.0])
     assert pace.took([]) == pytest.approx(5.0 * IDLE_DECAY)
 
@@ -104,7 +116,7 @@ def test_an_idle_worker_is_tried_again() -> None:
 def test_paces_that_waver_move_nothing_for_a_long_time() -> None:
     """Each step a shard takes up to a fifth more or less: what is moved then is moved back again soon."""
     rng = random.Random(7)
-    found = {member: Pace() for member in MEMBERS}
+    found = {member: warm() for member in MEMBERS}
     shares, moved = even(32), 0
     for _ in range(1000):
         paces = {member: found[member].took([rng.uniform(0.8, 1.2) for _ in range(8)]) for member in MEMBERS}

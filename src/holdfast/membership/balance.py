@@ -14,7 +14,9 @@ from statistics import median
 from holdfast.membership.view_rules import by_host
 
 GAIN_MIN = 0.1  # of the expected time of a step: for less, nothing is moved
+GAIN_S_MIN = 0.005  # nor for less than this: it is lost in what else goes on
 SMOOTHING = 0.5  # how much of a pace is that of the last step
+WARM_UP_STEPS = 3  # of a worker's own: in the first ones it compiles, allocates and reads for the first time
 IDLE_DECAY = 0.98  # a worker without shards has no new pace: what is known of it is believed less with every step
 
 SLOW_TIMES = 2.0  # the usual pace
@@ -26,11 +28,14 @@ class Pace:
 
     def __init__(self) -> None:
         self.seconds = 0.0  # not known yet
+        self._warming = WARM_UP_STEPS
 
     def took(self, durations_s: Sequence[float]) -> float:
-        """A step's shards took so long, each. Rounded, since it is said to all in every step."""
+        """A step's shards took so long, each. Rounded, since it is said to all in every step; 0: not known yet."""
         if not durations_s:
             self.seconds *= IDLE_DECAY
+        elif self._warming:
+            self._warming -= 1
         elif not self.seconds:
             self.seconds = median(durations_s)
         else:
@@ -79,10 +84,11 @@ def rebalanced(
         return None
     filled = fill_in(paces)
     expected = expected_s(current, filled)
-    if shards / sum(1 / pace for pace in filled.values()) > (1 - GAIN_MIN) * expected:
+    wanted = expected - max(GAIN_MIN * expected, GAIN_S_MIN)
+    if shards / sum(1 / pace for pace in filled.values()) > wanted:
         return None  # as in nearly every step: not even with shards of any size
     better = divide(shards, list(current), filled)
-    return better if expected_s(better, filled) <= (1 - GAIN_MIN) * expected else None
+    return better if expected_s(better, filled) <= wanted else None
 
 
 @dataclass(frozen=True)
