@@ -20,6 +20,7 @@ SHARD_DEVIATION_S = 0.1
 SLOW_S = 0.5  # without a beat
 STOPPED_S = 0.8  # without a beat, when the kernel says that it is stopped
 HISTORY_MIN = 8  # shards: before that nobody knows what is usual
+LOADING_TIMES = 3.0  # the patience for a shard: storage stalls for seconds now and then, where computing does not
 LONGEST_TIMES = 2.0  # as long as the longest so far, and as long again, is no hang
 STOPPED = ("T", "t")
 
@@ -39,7 +40,7 @@ class Level(IntEnum):
 class Limits:
     """After how long it is a hang, where the past does not ask for more patience. None: never."""
 
-    stuck_s: float | None = 5.0  # in a shard, or fetching a batch
+    stuck_s: float | None = 5.0  # in a shard; fetching a batch, three times that
     hang_s: float | None = 120.0  # elsewhere, and where nothing is known of the past
     silent_s: float = 2.0  # without a beat, and without processor time
 
@@ -112,7 +113,8 @@ def patience(beat: Beat, limits: Limits, *, computes: bool, holds_up: bool = Fal
         return limits.hang_s
     if limits.stuck_s is None:
         return limits.hang_s
-    stuck_s = max(limits.stuck_s, LONGEST_TIMES * beat.usual.longest_s)
+    least_s = limits.stuck_s * (LOADING_TIMES if beat.activity == Activity.LOADING else 1.0)
+    stuck_s = max(least_s, LONGEST_TIMES * beat.usual.longest_s)
     if computes:  # in other threads or in loader processes: for this one, perhaps, or perhaps not
         return None if limits.hang_s is None else max(stuck_s, limits.hang_s)
     return stuck_s

@@ -70,6 +70,18 @@ def find_workers(run_dir: Path) -> list[FoundProcess]:
     return sorted(found.values(), key=lambda process: process.worker)
 
 
+def busiest_state(pid: int) -> str:
+    """Like `process_state`, but R if any thread runs or waits for a processor."""
+    state = process_state(pid)
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir() if state and state not in "Tt" else ():
+            if (thread / "stat").read_bytes().rpartition(b")")[2].split()[:1] == [b"R"]:
+                return "R"
+    except OSError:
+        pass  # a thread that has just ended
+    return state
+
+
 def family_cpu_s(pid: int) -> float:
     """Processor time of a process and of the children that it has now."""
     total, waiting, seen = 0, [pid], 0

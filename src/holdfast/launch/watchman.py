@@ -18,7 +18,7 @@ from holdfast.detection.beat import Beat
 from holdfast.detection.pages import FOLDER, Note, Page
 from holdfast.detection.progress import Limits, Sight, Suspicion, suspect
 from holdfast.detection.ward import Process, Verdict, Ward
-from holdfast.launch.proc import family_cpu_s, process_started, process_state
+from holdfast.launch.proc import busiest_state, family_cpu_s, process_started
 from holdfast.launch.settings import RunSettings
 from holdfast.launch.stacks import collect
 
@@ -88,7 +88,7 @@ class Watchman:
         processes = {}
         for worker in self._ward.observe(self._beats, now):
             pid = self._pages[worker].note.pid
-            state = process_state(pid)
+            state = busiest_state(pid)
             if state:
                 processes[worker] = Process(state, family_cpu_s(pid))
             else:
@@ -148,7 +148,7 @@ def levels(run_dir: Path, limits: Limits, now: float) -> dict[str, tuple[Suspici
                     beat=beat,
                     silent_s=max(0.0, now - beat.at),
                     still_s=max(0.0, beat.at - beat.moved_at),
-                    state=process_state(page.note.pid),
+                    state=busiest_state(page.note.pid),
                 )
                 result[worker] = (suspect(sight, limits), beat)
         finally:
