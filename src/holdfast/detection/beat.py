@@ -62,6 +62,11 @@ class Beat:
     pace: History = field(default_factory=History)  # of the beats themselves
     usual: History = field(default_factory=History)  # of this activity, earlier
 
+    @property
+    def has_state(self) -> bool:
+        """Whether it has come as far as its first step: then it has the training's state, if it came to fetch it."""
+        return self.entered >= 2
+
     def encode(self) -> bytes:
         record = _RECORD.pack(
             _MARK,

@@ -3,7 +3,8 @@
 It is given the heartbeats at every look, then what the kernel says of those that it asks about. Invariants:
 - time in which it did not look itself (the host was frozen, it was given no processor) counts for nobody's silence;
 - a thread stands still only for as long as beats came that saw it so;
-- the only member of a view is never ended, nor are all members that can be seen, unless others live elsewhere.
+- nobody is ended unless another member on this host is well and has the state, or others live elsewhere and it has
+  hung for long: one that hangs still has its memory.
 """
 
 from __future__ import annotations
@@ -134,15 +135,15 @@ class Ward:
         """ "": end it. A sentence: why not. None: not yet."""
         if len(members) <= 1:
             return "it is the only member, and has the only state"
-        if len(hung) < len(here):
+        if any(self._workers[name].beat.has_state for name in here if name not in hung):
             return ""
         if len(here) == len(members):
-            return "all members look like that at once, and one of them must keep the state"
-        # All of this host. Hosts may share what they wait for, so others may look the same: be slow to lose them all.
+            return "no other member is seen to be well and to have the state"
+        # The rest is on other hosts. They may share what this one waits for, and look the same: be slow to lose all.
         hang_s = self.limits.hang_s
         if hang_s is not None and max(known.silent_s, known.still_s) >= hang_s:
             return ""
-        return None if hang_s is not None else "all members on this host look like that at once"
+        return None if hang_s is not None else "no other member on this host is seen to be well and to have the state"
 
     def still_hung(self, verdict: Verdict, beat: Beat | None) -> bool:
         """Whether nothing has changed for it since. If something has, it can be called hung again."""
