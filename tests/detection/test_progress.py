@@ -80,6 +80,13 @@ def test_who_computes_elsewhere_is_given_the_longer_time() -> None:
 def test_what_is_switched_off_is_never_said(activity: Activity, still_s: float, count: int) -> None:
     never = Limits(stuck_s=None, hang_s=None)
     assert level(activity, History(count, 0.02, 0.0, 0.05), never, still_s=still_s, holds_up=True) == Level.OK
+    assert level(activity, limits=Limits(hang_s=None), still_s=still_s) < Level.HUNG
+    assert level(activity, limits=Limits(hang_s=None), silent_s=still_s, state="T") < Level.HUNG
+
+
+@given(st.floats(0.0, 1e6), st.floats(0.0, 1e6), st.sampled_from("RSDT"))
+def test_who_leaves_may_take_its_time(silent_s: float, still_s: float, state: str) -> None:
+    assert level(Activity.CLOSED, silent_s=silent_s, still_s=still_s, state=state, holds_up=True) == Level.OK
 
 
 def test_a_stopped_process_is_found_before_its_lease_ends() -> None:

@@ -30,6 +30,7 @@ class Activity(IntEnum):
     SHARD = 3  # the script has a batch
     SCRIPT = 4  # the script's lines of a step outside its shards: the update, an evaluation, logging
     ENDED = 5  # the script's lines after a loop over steps
+    CLOSED = 6  # it leaves: this was the last beat
 
     @property
     def words(self) -> str:
@@ -43,6 +44,7 @@ _WORDS = {
     Activity.SHARD: "in a shard",
     Activity.SCRIPT: "in the script's lines outside the shards",
     Activity.ENDED: "in the script's lines after the loop",
+    Activity.CLOSED: "leaving",
 }
 
 

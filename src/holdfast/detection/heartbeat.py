@@ -24,6 +24,7 @@ from holdfast.detection.phi import Intervals
 BEAT_S = 0.1
 MOVED_CPU_S = 0.01  # a wait that only looks at its clock now and then takes far less in the same time
 FRAMES_MAX = 16
+JOIN_S = 5.0
 UNCOUNTED_MAX = 4096
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 9  # of those that nobody else uses; SIGUSR1 and 2 are for schedulers and scripts
 
@@ -93,12 +94,15 @@ class Heartbeat:
         return STACKS_SIGNAL
 
     def close(self) -> None:
-        """A worker without a page is not judged by it: it may take its time to end."""
+        """The last beat says so: a worker may take its time to end, to write its last checkpoint for one."""
         if os.getpid() != self._process or self._stopping.is_set():
             return  # a child that the script forked
-        self._path.unlink(missing_ok=True)
+        self._pulse.enter(Activity.CLOSED, self._pulse.step)
         self._stopping.set()
-        self._thread.join(timeout=1.0)
+        self._thread.join(timeout=JOIN_S)
+        if not self._thread.is_alive():
+            self._beat()
+        self._path.unlink(missing_ok=True)
 
     def _run(self) -> None:
         while not self._stopping.wait(max(0.0, self._at + BEAT_S - time.monotonic())):

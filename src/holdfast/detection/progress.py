@@ -8,7 +8,7 @@ its peers is not the one that hangs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from holdfast.detection.beat import Activity, Beat
@@ -38,10 +38,10 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """After how long it is a hang, where the past does not ask for more patience. None: never."""
+    """After how long it is a hang, where the past does not ask for more patience."""
 
-    stuck_s: float | None = 5.0  # in a shard; fetching a batch, three times that
-    hang_s: float | None = 120.0  # elsewhere, and where nothing is known of the past
+    stuck_s: float | None = 5.0  # in a shard; fetching a batch, three times that. None: like everything else
+    hang_s: float | None = 120.0  # elsewhere, and where nothing is known of the past. None: nobody is said to hang
     silent_s: float = 2.0  # without a beat, and without processor time
 
 
@@ -71,9 +71,12 @@ FINE = Suspicion(Level.OK)
 
 def suspect(sight: Sight, limits: Limits) -> Suspicion:
     """The worse of the two things that go wrong comes first: who does not beat tells nothing of its thread."""
-    if sight.silent_s >= SLOW_S:
-        return _silent(sight, limits)
-    return _still(sight, limits)
+    if sight.beat.activity == Activity.CLOSED:
+        return FINE
+    found = _silent(sight, limits) if sight.silent_s >= SLOW_S else _still(sight, limits)
+    if found.level == Level.HUNG and limits.hang_s is None:
+        return replace(found, level=Level.SUSPECT)
+    return found
 
 
 def _silent(sight: Sight, limits: Limits) -> Suspicion:
@@ -104,7 +107,7 @@ def _still(sight: Sight, limits: Limits) -> Suspicion:
 
 def patience(beat: Beat, limits: Limits, *, computes: bool, holds_up: bool = False) -> float | None:
     """How long its thread may stand still in what it is in; None: for ever."""
-    if beat.activity in (Activity.STARTING, Activity.WAITING):
+    if beat.activity in (Activity.STARTING, Activity.WAITING, Activity.CLOSED):
         return None
     if beat.activity == Activity.ENDED:
         # A script may take its time at its end, to evaluate or to save, unless others wait for it to go on.

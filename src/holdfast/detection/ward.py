@@ -141,9 +141,7 @@ class Ward:
             return "no other member is seen to be well and to have the state"
         # The rest is on other hosts. They may share what this one waits for, and look the same: be slow to lose all.
         hang_s = self.limits.hang_s
-        if hang_s is not None and max(known.silent_s, known.still_s) >= hang_s:
-            return ""
-        return None if hang_s is not None else "no other member on this host is seen to be well and to have the state"
+        return "" if hang_s is not None and max(known.silent_s, known.still_s) >= hang_s else None
 
     def still_hung(self, verdict: Verdict, beat: Beat | None) -> bool:
         """Whether nothing has changed for it since. If something has, it can be called hung again."""
