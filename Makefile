@@ -54,7 +54,7 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Figures for the README. On a quiet machine; about 40 minutes.
+# Figures for the README. On a quiet machine; about an hour.
 bench: install
 	$(BIN)/python benchmarks/steady_state.py --check --json steady_state.json
 	$(BIN)/python benchmarks/recovery.py --check --json recovery.json
@@ -62,6 +62,7 @@ bench: install
 	$(BIN)/python benchmarks/ledger.py --check --json ledger.json
 	$(BIN)/python benchmarks/checkpoint.py --check --json checkpoint.json
 	$(BIN)/python benchmarks/notice.py --check --json notice.json
+	$(BIN)/python benchmarks/detection.py --check --json detection.json
 
 # Ten seeds of 40 faults each on real processes, five on three hosts, 220 kills during saves, and a million simulated
 # schedules.

@@ -340,3 +340,27 @@ def test_two_slow_workers_are_replaced_one_after_the_other() -> None:
     assert story.tick() == [], "the next spare has not registered yet"
     story.policy.registered("w0.2")
     assert [action.worker for action in story.tick()] == ["w1.1"]
+
+
+def test_a_worker_whose_heart_says_that_it_hangs_is_killed_once_and_replaced() -> None:
+    story = Story()
+    story.policy.viewed(["w0.1", "w1.1"])  # a member: its lease alone would not be reason enough
+    assert story.policy.hung("w1.1") == [Kill("w1.1", "hung")]
+    assert story.policy.hung("w1.1") == [] and story.policy.hung("w9.9") == []
+    story.exit("w1.1", signal=9)
+    assert story.reason == "hung" and story.alive == ["w0.1", "w1.2"]
+
+
+def test_one_that_hangs_while_the_others_wait_to_leave_is_killed_and_not_replaced() -> None:
+    story = Story()
+    story.policy.stop("asked to stop", 0, story.now)
+    assert story.policy.hung("w1.1") == [Kill("w1.1", "hung")]
+    story.exit("w1.1", signal=9)
+    story.exit("w0.1", code=0)
+    assert story.end is not None and story.end.outcome == "stopped"
+
+
+def test_who_has_finished_does_not_hang() -> None:
+    story = Story()
+    story.event("w1.1", "finished", step=9)
+    assert story.policy.hung("w1.1") == [] and story.policy.hung("w0.1") == []

@@ -118,6 +118,8 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--outage", type=float, default=300.0, metavar="S", help="train on so long without the ledger")
     add_checkpoint_flags(run)
     run.add_argument("--lease", type=float, default=2.0, metavar="S", help="seconds until a silent worker is hung")
+    run.add_argument("--stuck-after", default="5s", metavar="T", help="a shard without a move is hung (or: none)")
+    run.add_argument("--hang-after", default="2min", metavar="T", help="so is anything else (2min; or: none)")
     _add_directory(run)
     # Everything from the script on is the script's own, whatever it looks like.
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a module")
@@ -145,6 +147,7 @@ def _version() -> str:
 def _run(options: argparse.Namespace) -> int:
     from holdfast.launch.agent import run_agent
     from holdfast.launch.directory import fresh_name, home_directory
+    from holdfast.launch.patience import parse_patience
     from holdfast.launch.settings import RunSettings, host_name
 
     if options.ledger and options.run is None:
@@ -179,6 +182,8 @@ def _run(options: argparse.Namespace) -> int:
         outage_s=options.outage,
         replace_slow=options.replace_slow,
         checkpoint=checkpoint_settings(options),
+        stuck_after_s=parse_patience("--stuck-after", options.stuck_after),
+        hang_after_s=parse_patience("--hang-after", options.hang_after),
     )
     settings.validate()
     if options.run is None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from holdfast.cli.control import find_run, ledger_of
 from holdfast.core.errors import LedgerError, ProtocolError
 from holdfast.core.words import KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_whole
+from holdfast.detection.progress import Limits
 from holdfast.events import read_events
 from holdfast.launch.directory import RunDirectory, home_directory, runs_in
 from holdfast.launch.presence import other_hosts
 from holdfast.launch.proc import find_workers, process_state
 from holdfast.launch.summary import RunRecord
+from holdfast.launch.watchman import levels
 
 
 def show_status(name: str, home: str | None, *, as_json: bool) -> int:
@@ -72,11 +75,37 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
     }
     status["hosts"] = []
     registered = _ask_ledger(directory, status) if agent is not None or status["ledger"] else None
+    health = _health(directory, described)
     status["workers"] = [
-        {"id": worker, "pid": pid, "state": _worker_state(worker, pid, record, registered, status["members"])}
+        {
+            "id": worker,
+            "pid": pid,
+            "state": _worker_state(worker, pid, record, registered, status["members"]),
+            **health.get(worker, {"level": None}),
+        }
         for worker, pid in sorted(living.items())
     ]
     return status
+
+
+def _health(directory: RunDirectory, described: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the heartbeats say, by the limits that the run was started with."""
+    default = Limits()
+    limits = Limits(
+        stuck_s=described.get("stuck_after_s", default.stuck_s) or None,
+        hang_s=described.get("hang_after_s", default.hang_s) or None,
+        silent_s=max(default.silent_s, float(described.get("lease_s") or 0.0)),
+    )
+    return {
+        worker: {
+            "level": suspicion.level.words,
+            "activity": beat.activity.words,
+            "activity_s": round(max(0.0, beat.at - beat.since), 2),
+            "at_step": beat.step,
+            "reason": suspicion.reason or None,
+        }
+        for worker, (suspicion, beat) in levels(directory.path, limits, time.monotonic()).items()
+    }
 
 
 def _ask_ledger(directory: RunDirectory, status: dict[str, Any]) -> set[str] | None:
@@ -116,6 +145,15 @@ def _worker_state(worker: str, pid: int, record: RunRecord, registered: set[str]
     return known.state if known is not None else "starting"
 
 
+def _level(worker: dict[str, Any]) -> str:
+    """How it looks, by its heartbeats: `, ok: in a shard for 0.1 s`."""
+    if worker["level"] is None:
+        return ""
+    if worker["reason"]:
+        return f", {worker['level']}: {worker['reason']}"
+    return f", {worker['level']}: {worker['activity']} for {worker['activity_s']:.1f} s"
+
+
 def _lines(status: dict[str, Any]) -> list[str]:
     steps = f"/{status['steps']}" if status["steps"] else ""
     lines = [
@@ -146,7 +184,7 @@ def _lines(status: dict[str, Any]) -> list[str]:
     for worker, reason in status["paused"].items():
         lines.append(f"paused: {worker}: {reason}")
     for worker in status["workers"]:
-        lines.append(f"  {worker['id']:<8} process {worker['pid']:<8} {worker['state']}")
+        lines.append(f"  {worker['id']:<8} process {worker['pid']:<8} {worker['state']}{_level(worker)}")
     if status["digest"]:
         lines.append(f"weights: {status['digest']}")
     return lines

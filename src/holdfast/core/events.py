@@ -14,6 +14,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "agent_stopped": ("reason", "exit_code"),
     "worker_started": ("worker", "pid"),
     "worker_exited": ("worker", "pid", "exit_code", "signal", "reason"),
+    "hung": ("worker", "step", "activity", "seconds", "phi", "reason", "killed", "stacks"),
     "scaled": ("workers", "was"),
     "run_finished": ("step", "digest", "exit_code"),
     # written by workers

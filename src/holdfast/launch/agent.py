@@ -5,6 +5,7 @@ Threads, and what each alone may touch:
 - main: the policy, the record of the run, the tails, the table of processes. It takes messages from one inbox.
 - holdfast-deaths (processes.DeathWatch): waits for deaths and fences the dead in the ledger.
 - holdfast-ledger-watch: reads the ledger's changes.
+- holdfast-watchman (watchman.Watchman): reads the workers' heartbeats and says who hangs.
 - holdfast-presence (presence.HostPresence): keeps this host's name in a run on several.
 - holdfast-screen (terminal.Screen): writes to the terminal.
 - the threads of the embedded ledger's server.
@@ -58,6 +59,7 @@ from holdfast.launch.report import Reporter
 from holdfast.launch.settings import WORKERS_MAX, RunSettings, describe
 from holdfast.launch.signals import Interrupted, Signals
 from holdfast.launch.terminal import Screen
+from holdfast.launch.watchman import FoundHung, Watchman, limits_of
 from holdfast.trust.keys import Keys, load_keys
 
 LOOK_PERIOD_S = 0.2
@@ -72,7 +74,7 @@ class Died:
     trouble: str
 
 
-Message = Died | Interrupted | LedgerState | LedgerChange | LedgerAway | LedgerBack
+Message = Died | FoundHung | Interrupted | LedgerState | LedgerChange | LedgerAway | LedgerBack
 
 
 def run_agent(settings: RunSettings, home: Path, *, out: TextIO | None = None) -> int:
@@ -146,6 +148,7 @@ class Agent:
         self._crew = Crew(
             settings, directory, self._socket_dir, self._ledger, self._deaths, self._reporter.refused, listen=listen
         )
+        self._watchman = Watchman(directory.path, limits_of(settings), self._inbox.put)
         if keys is not None and settings.ledger:
             self._take_place(keys)
 
@@ -245,6 +248,7 @@ class Agent:
         if self._watch is not None:
             self._watch.close()
         self._deaths.close()
+        self._watchman.close()
         if self._presence is not None:
             self._presence.close()
         self._ledgers.close()
@@ -257,6 +261,9 @@ class Agent:
         match message:
             case Died():
                 self._bury(message, now)
+            case FoundHung(worker, fields):
+                self._reporter.tell("hung", worker=worker, **fields)
+                self._act(self._policy.hung(worker) if message.kill else [], now)
             case Interrupted(number):
                 self._interrupt(number, now)
             case LedgerAway(reason):
@@ -318,6 +325,7 @@ class Agent:
         elif key == KEY_VIEW:
             with suppress(ProtocolError):
                 members = View.decode(value).members
+                self._watchman.viewed(members)
                 self._policy.viewed(member for member in members if host_of(member) == self._host)
         elif key == KEY_STOP and not self._policy.stopping and not self._policy.done:
             self._reporter.say("asked to stop: workers finish the step and leave")

@@ -152,6 +152,14 @@ class Policy:
             self.alive[worker].unregistered_by = now + grace_s
             self.alive[worker].registered = False
 
+    def hung(self, worker: str) -> list[Action]:
+        """Its heartbeats say that it does not get on, and others have the state."""
+        found = self.alive.get(worker)
+        if found is None or found.kill_reason or found.finished or self.done:
+            return []
+        found.kill_reason = "hung"
+        return [Kill(worker, "hung")]
+
     def viewed(self, members: Iterable[str]) -> None:
         """A view holds. Who is in it is not given up by us, whatever its lease: it may have the only state."""
         self.members = frozenset(members)

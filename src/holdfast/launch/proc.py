@@ -9,6 +9,8 @@ from pathlib import Path
 from holdfast.launch.environment import RUN_DIR, WORKER
 
 _DEAD = ("Z", "X", "x")
+FAMILY_MAX = 256
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -66,3 +68,44 @@ def find_workers(run_dir: Path) -> list[FoundProcess]:
         if worker and (worker not in found or process.started < found[worker].started):
             found[worker] = process
     return sorted(found.values(), key=lambda process: process.worker)
+
+
+def busiest_state(pid: int) -> str:
+    """Like `process_state`, but R if any thread runs or waits for a processor."""
+    state = process_state(pid)
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir() if state and state not in "Tt" else ():
+            if (thread / "stat").read_bytes().rpartition(b")")[2].split()[:1] == [b"R"]:
+                return "R"
+    except OSError:
+        pass  # a thread that has just ended
+    return state
+
+
+def family_cpu_s(pid: int) -> float:
+    """Processor time of a process and of the children that it has now."""
+    total, waiting, seen = 0, [pid], 0
+    while waiting and seen < FAMILY_MAX:
+        member = waiting.pop()
+        seen += 1
+        fields = _stat(member)
+        if not fields:
+            continue
+        total += int(fields[11]) + int(fields[12])
+        try:
+            for thread in Path(f"/proc/{member}/task").iterdir():
+                waiting += map(int, (thread / "children").read_text().split())
+        except OSError:
+            pass  # it ended, or this kernel does not tell
+    return total / TICKS_PER_S
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, ValueError, IndexError):
+        pass
+    return False

@@ -14,6 +14,7 @@ from holdfast.checkpoint.settings import CheckpointSettings
 from holdfast.core.errors import ConfigError
 from holdfast.launch.addresses import parse_listen
 from holdfast.launch.environment import PATHS
+from holdfast.launch.patience import check_patience, patience_flags
 
 WORKERS_MAX = 1024
 THREADS_MAX = 1024
@@ -46,6 +47,8 @@ class RunSettings:
     replace_slow: float = 0.3  # of the usual speed: who stays below it is replaced by a spare
     outage_s: float = 300.0  # how long workers of several hosts train on without the ledger
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    stuck_after_s: float = 5.0  # a shard or a batch that stands still for so long hangs; 0: never
+    hang_after_s: float = 120.0  # the same elsewhere, and in a worker's first shards; 0: never
 
     def validate(self) -> None:
         check_name(self.name)
@@ -74,6 +77,7 @@ class RunSettings:
                 )
         self._validate_hosts()
         self.checkpoint.validate()
+        check_patience(self.stuck_after_s, self.hang_after_s)
         if not self.module:
             _check_script(self.script)
 
@@ -146,6 +150,7 @@ def _command(settings: RunSettings, home: Path) -> str:
         if value != defaults[name]:
             words += [option, str(value)]
     words += settings.checkpoint.flags()
+    words += patience_flags(settings.stuck_after_s, settings.hang_after_s)
     return shlex.join([*words, *(["-m"] if settings.module else []), settings.script, *settings.arguments])
 
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from holdfast.launch.stacks import first_line_of_code
 from holdfast.launch.summary import count, slow_sentence
 
 LINES_MAX = 10_000
@@ -116,6 +117,10 @@ class Narrator:
         code, number = event.get("exit_code"), event.get("signal")
         how = f", signal {number}" if number else f", exit code {code}" if code else ""
         return f"{event.get('worker')} ended: {event.get('reason')}{how}"
+
+    def _on_hung(self, event: Mapping[str, Any]) -> str:
+        at = first_line_of_code(str(event.get("stacks", "")))
+        return f"{event.get('worker')} hangs: {event.get('reason')}" + (f"; it is at {at}" if at else "")
 
     def _on_view(self, event: Mapping[str, Any]) -> str:
         number = int(event.get("view", 0))

@@ -140,6 +140,8 @@ def join(
         name=environment.run if environment else "",
         non_finite=non_finite,
     )
+    if environment is not None:
+        run.beat_in(environment.run_dir, process_started(os.getpid()) or 0)
     _end_with_process(run, place)
     return run
 

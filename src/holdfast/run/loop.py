@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from holdfast.core.words import KEY_DONE, encode_json
 from holdfast.data.loader import ShardLoader
 from holdfast.data.seeding import derive_seed, seed_everything
 from holdfast.data.shards import ShardPlan
+from holdfast.detection.beat import Activity
+from holdfast.detection.heartbeat import Heartbeat, Pulse
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.modes.exact import Exact
@@ -82,6 +85,8 @@ class Run:
         self._arrived: Snapshot | None = None  # the state that I came with, while I pass loops that were over before
         self._optimizer_parameters = check_optimizer(optimizer, exact)
         self._reporter = Reporter(events, worker.machine, batch=plan.batch)
+        self._pulse = Pulse()
+        self._heart: Heartbeat | None = None
         optimizer.register_step_pre_hook(self._check_optimizer_call)
 
     # ---- what a script asks
@@ -122,9 +127,18 @@ class Run:
             raise ConfigError(f"steps({count!r})", hint="give a whole number of steps")
         return self._steps(count)
 
+    def beat_in(self, run_dir: Path, started: int) -> None:
+        """Let the agent see from now on whether this worker gets on."""
+        try:
+            self._heart = Heartbeat(self._pulse, run_dir, self.id, started=started)
+        except OSError as error:
+            self._events.write("warning", text=f"no heartbeats, so a hang will not be noticed: {error}")
+
     # ---- the loop
 
     def _steps(self, count: int) -> Iterator[Step]:
+        self._pulse.adopt()
+        self._pulse.enter(Activity.WAITING, self.step)
         self._target = max(self._target, count)
         self._settle()  # a step of a loop that was left with `break`
         if self._arrived is not None:
@@ -143,13 +157,16 @@ class Run:
                     return
                 self._end = None
                 step = self._current = Step(self, directive)
+                self._pulse.enter(Activity.SCRIPT, step.number)
                 try:
                     yield step
                 except GeneratorExit:
                     step._left = True
                     raise
+                self._pulse.enter(Activity.WAITING, step.number)
                 self._settle()
         finally:
+            self._pulse.enter(Activity.ENDED, self.step)
             self._loops.passed += 1
             if self._loops.passed <= self._loops.done:
                 self._arrived = self._worker.hold(self.step)
@@ -214,6 +231,8 @@ class Run:
         if self._closed:
             return
         self._closed = True
+        if self._heart is not None:
+            self._heart.close()
         self._loader.close()
         step = self._current
         if step is not None and step._complete and step._left:
@@ -266,6 +285,7 @@ class Step:
             )
         self._begun = True
         while True:
+            run._pulse.enter(Activity.WAITING, self.number)
             directive: m.Compute | m.Commit
             if self._directive is not None:
                 directive, self._directive = self._directive, None
@@ -273,6 +293,7 @@ class Step:
                 directive = worker.advance()
             if isinstance(directive, m.Commit):
                 self._load(directive)
+                run._pulse.enter(Activity.SCRIPT, self.number)
                 return
             worker.begin(self.number)
             durations_s: list[float] = []
@@ -280,7 +301,9 @@ class Step:
                 run._expect(self.number)
             for shard in directive.shards:
                 began = time.perf_counter()
+                run._pulse.enter(Activity.LOADING, self.number)
                 batch = run._loader.get(self.number, shard)
+                run._pulse.enter(Activity.SHARD, self.number)
                 run._exact.before_shard()
                 seed_everything(derive_seed(run.plan.seed, self.number, shard))
                 run._open_shard = shard

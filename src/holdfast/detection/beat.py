@@ -1,0 +1,118 @@
+"""What a worker's heartbeat says: one small record of fixed size, written in place again and again. Pure.
+
+Writer and reader share the memory and no lock: the checksum tells a record that was read half old and half new, and
+anything that is none.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from holdfast.detection.phi import History
+
+_HISTORY = "qddd"
+_RECORD = struct.Struct("=8sqdqqqddqd" + _HISTORY + _HISTORY)
+_CHECKSUM = struct.Struct("=I")
+_MARK = b"HFBEAT01"
+RECORD_BYTES = _RECORD.size + _CHECKSUM.size
+
+
+class Activity(IntEnum):
+    """What the thread that trains is in."""
+
+    STARTING = 0  # has joined and not yet begun to train
+    WAITING = 1  # in our own lines: for peers, for the ledger, for a snapshot
+    LOADING = 2  # fetches a batch
+    SHARD = 3  # the script has a batch
+    SCRIPT = 4  # the script's lines of a step outside its shards: the update, an evaluation, logging
+    ENDED = 5  # the script's lines after a loop over steps
+    CLOSED = 6  # it leaves: this was the last beat
+
+    @property
+    def words(self) -> str:
+        return _WORDS[self]
+
+
+_WORDS = {
+    Activity.STARTING: "starting",
+    Activity.WAITING: "waiting for the others",
+    Activity.LOADING: "loading a batch",
+    Activity.SHARD: "in a shard",
+    Activity.SCRIPT: "in the script's lines outside the shards",
+    Activity.ENDED: "in the script's lines after the loop",
+    Activity.CLOSED: "leaving",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """`at` and the other times are the host's monotonic clock."""
+
+    number: int  # of beats so far
+    at: float
+    step: int = 0
+    activity: Activity = Activity.STARTING
+    entered: int = 0  # how many activities so far: says whether it is still the same
+    since: float = 0.0  # of this activity
+    moved_at: float = 0.0  # when the thread that trains was last seen to get on
+    thread: int = 0  # its identity, as stacks name it
+    cost_s: float = 0.0  # processor time of all beats so far
+    pace: History = field(default_factory=History)  # of the beats themselves
+    usual: History = field(default_factory=History)  # of this activity, earlier
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it has come as far as its first step: then it has the training's state, if it came to fetch it."""
+        return self.entered >= 2
+
+    def encode(self) -> bytes:
+        record = _RECORD.pack(
+            _MARK,
+            self.number,
+            self.at,
+            self.step,
+            int(self.activity),
+            self.entered,
+            self.since,
+            self.moved_at,
+            self.thread,
+            self.cost_s,
+            *_fields(self.pace),
+            *_fields(self.usual),
+        )
+        return record + _CHECKSUM.pack(zlib.crc32(record))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Beat | None:
+        """None if that is no record, or one that is just being written."""
+        if len(data) < RECORD_BYTES:
+            return None
+        record = data[: _RECORD.size]
+        if _CHECKSUM.unpack(data[_RECORD.size : RECORD_BYTES])[0] != zlib.crc32(record):
+            return None
+        mark, number, at, step, activity, entered, since, moved_at, thread, cost_s, *rest = _RECORD.unpack(record)
+        pace, usual = History(*rest[:4]), History(*rest[4:])
+        times = (at, since, moved_at, cost_s, *_fields(pace)[1:], *_fields(usual)[1:])
+        if mark != _MARK or not all(map(math.isfinite, times)) or activity not in _WORDS:
+            return None
+        return cls(
+            number=number,
+            at=at,
+            step=step,
+            activity=Activity(activity),
+            entered=entered,
+            since=since,
+            moved_at=moved_at,
+            thread=thread,
+            cost_s=cost_s,
+            pace=pace,
+            usual=usual,
+        )
+
+
+def _fields(history: History) -> tuple[int, float, float, float]:
+    return history.count, history.mean_s, history.deviation_s, history.longest_s

@@ -1,0 +1,156 @@
+"""The agent's eye on its workers' hearts: a thread that reads all pages ten times a second and says who hangs.
+
+Thread: `holdfast-watchman` alone touches the pages and the ward. It collects the stacks of whoever hangs, looks once
+more, and puts `FoundHung` into the agent's inbox; ending a worker is the agent's. It talks to nobody else, so that
+neither the ledger nor a disk keeps it from looking.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.detection.beat import Beat
+from holdfast.detection.pages import FOLDER, Note, Page
+from holdfast.detection.progress import Limits, Sight, Suspicion, suspect
+from holdfast.detection.ward import Process, Verdict, Ward
+from holdfast.launch.proc import busiest_state, family_cpu_s, process_started
+from holdfast.launch.settings import RunSettings
+from holdfast.launch.stacks import collect
+
+LOOK_S = 0.1
+BUSY_SHARE = 0.1  # of a processor, at most, with however many workers
+FIND_S = 1.0
+
+
+@dataclass(frozen=True)
+class FoundHung:
+    """A worker hangs. `fields` are those of the event; `kill`: it is to be ended."""
+
+    worker: str
+    fields: Mapping[str, Any]
+    kill: bool
+
+
+def limits_of(settings: RunSettings) -> Limits:
+    return Limits(
+        stuck_s=settings.stuck_after_s or None,
+        hang_s=settings.hang_after_s or None,
+        # Not before the lease, which would be lost anyway, unless the kernel says that the process is stopped.
+        silent_s=max(Limits().silent_s, settings.lease_s),
+    )
+
+
+class Watchman:
+    """Looks until it is closed."""
+
+    def __init__(self, run_dir: Path, limits: Limits, report: Callable[[FoundHung], None]) -> None:
+        self._folder = run_dir / FOLDER
+        self._report = report
+        self._ward = Ward(limits)
+        self._pages: dict[str, Page] = {}
+        self._beats: dict[str, Beat] = {}
+        self._members: frozenset[str] = frozenset()
+        self._find_at = 0.0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-watchman", daemon=True)
+        self._thread.start()
+
+    def viewed(self, members: Iterable[str]) -> None:
+        """A view holds: its members, on all hosts. Only they are judged; others wait, and leases tell of them."""
+        self._members = frozenset(members)
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        wait_s = LOOK_S
+        while not self._stopping.wait(wait_s):
+            began = time.monotonic()
+            self._look(began)
+            wait_s = max(LOOK_S, (time.monotonic() - began) / BUSY_SHARE)
+        for page in self._pages.values():
+            page.close()
+
+    def _look(self, now: float) -> None:
+        if now >= self._find_at:
+            self._find_at = now + FIND_S
+            self._pages |= find_pages(self._folder, known=self._pages)
+        for worker, page in self._pages.items():
+            beat = page.read()
+            if beat is not None:
+                self._beats[worker] = beat
+        processes = {}
+        for worker in self._ward.observe(self._beats, now):
+            pid = self._pages[worker].note.pid
+            state = busiest_state(pid)
+            if state:
+                processes[worker] = Process(state, family_cpu_s(pid))
+            else:
+                self._forget(worker)
+        for verdict in self._ward.judge(processes, self._members):
+            if verdict.worker in self._pages:
+                self._conclude(verdict)
+
+    def _forget(self, worker: str) -> None:
+        self._pages.pop(worker).close()
+        self._beats.pop(worker, None)
+        (self._folder / f"{worker}.json").unlink(missing_ok=True)
+
+    def _conclude(self, verdict: Verdict) -> None:
+        """Collect the stacks, which takes a moment, and look whether it still hangs."""
+        page, suspicion = self._pages[verdict.worker], verdict.suspicion
+        stacks = collect(page.note, thread=verdict.beat.thread)
+        beat = page.read()
+        if not self._ward.still_hung(verdict, beat):
+            return
+        reason = suspicion.reason + (f"; it is left alone, since {verdict.spared}" if verdict.spared else "")
+        fields = {
+            "step": verdict.beat.step,
+            "activity": verdict.beat.activity.words,
+            "seconds": suspicion.seconds,
+            "phi": suspicion.phi,
+            "reason": reason,
+            "killed": verdict.kill,
+            "stacks": stacks,
+        }
+        self._report(FoundHung(verdict.worker, fields, verdict.kill))
+
+
+def find_pages(folder: Path, known: Mapping[str, Page]) -> dict[str, Page]:
+    """Those of living workers that are not known yet."""
+    found = {}
+    for path in folder.glob("*.json"):
+        worker = path.name.removesuffix(".json")
+        note = None if worker in known else Note.read(path)
+        if note is None or process_started(note.pid) != note.started:
+            continue
+        try:
+            found[worker] = Page(note)
+        except OSError:
+            continue  # it has just ended, or the kernel does not let us
+    return found
+
+
+def levels(run_dir: Path, limits: Limits, now: float) -> dict[str, tuple[Suspicion, Beat]]:
+    """How each worker looks in this moment, without an agent's memory of how it looked before."""
+    result = {}
+    for worker, page in find_pages(run_dir / FOLDER, known={}).items():
+        try:
+            beat = page.read()
+            if beat is not None:
+                sight = Sight(
+                    beat=beat,
+                    silent_s=max(0.0, now - beat.at),
+                    still_s=max(0.0, beat.at - beat.moved_at),
+                    state=busiest_state(page.note.pid),
+                )
+                result[worker] = (suspect(sight, limits), beat)
+        finally:
+            page.close()
+    return result
