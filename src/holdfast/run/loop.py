@@ -211,7 +211,7 @@ class Run:
                 yield step, shard
             number = step + 1
             while number < self._target:
-                for shard in mine:
+                for shard in mine if number not in self._worker.rewinding.passed else ():
                     yield number, shard
                 number += 1
 
@@ -302,9 +302,10 @@ class Step:
                 return
             worker.begin(self.number)
             durations_s: list[float] = []
-            if directive.shards:
+            shards = directive.shards if self.number not in worker.rewinding.passed else ()
+            if shards:
                 run._expect(self.number)
-            for shard in directive.shards:
+            for shard in shards:
                 began = time.perf_counter()
                 batch = run._loader.get(self.number, shard)
                 run._exact.before_shard()
