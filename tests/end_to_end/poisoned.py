@@ -27,7 +27,7 @@ class Samples(torch.utils.data.Dataset[Any]):
         self._x = torch.randn(BATCH * STEPS, 12, generator=generator)
         self._y = self._x.sum(1, keepdim=True).tanh()
         for step in steps:
-            self._x[step * BATCH + 5] = value
+            self._x[step * BATCH + 5] = self._y[step * BATCH + 5] = value
 
     def __len__(self) -> int:
         return len(self._x)
