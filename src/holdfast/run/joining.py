@@ -99,8 +99,7 @@ def join(
     `checkpoint` is where checkpoints are kept, and found again when no worker is left: a directory, s3://…, hdfs://….
     """
     environment = WorkerEnvironment.from_variables()
-    _check_choices(numerics)
-    _check_kinds(model, optimizer)
+    _check_kinds(model, optimizer, numerics)
     exact = Exact(model)
     check_optimizer(optimizer, exact)
     threads = threads or (environment.threads if environment else 1)
@@ -127,8 +126,7 @@ def join(
     fix_arithmetic(threads)
     keep_freed_memory()
     wake_scalers(model, extras or {})
-    losses = Losses(spike)
-    loops = Loops(losses)
+    loops = Loops(Losses(spike))
     holder = Holder(model, optimizer, {**(extras or {}), LOOPS: loops}, buffers=exact.base_buffers)
     place = _Place(environment, fingerprint())
     place.agree(config, numerics)
@@ -145,20 +143,21 @@ def join(
         feed=feed,
         events=place.events,
         loops=loops,
-        losses=losses,
-        guard=Guard(config, extras or {}, losses=losses, exact=exact, worker=worker, events=place.events),
+        guard=Guard(config, extras or {}, losses=loops.losses, exact=exact, worker=worker, events=place.events),
         name=environment.run if environment else "",
     )
     _end_with_process(run, place)
     return run
 
 
-def _check_kinds(model: Any, optimizer: Any) -> None:
+def _check_kinds(model: Any, optimizer: Any, numerics: str) -> None:
     if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"join got a {type(model).__name__} and a {type(optimizer).__name__}",
             hint="holdfast.join(model, optimizer, dataset, batch=...)",
         )
+    if numerics not in NUMERICS:
+        raise ConfigError(f"numerics is {numerics!r}", hint=f"numerics is one of {', '.join(map(repr, NUMERICS))}")
 
 
 def _check_once(environment: WorkerEnvironment | None) -> None:
@@ -167,11 +166,6 @@ def _check_once(environment: WorkerEnvironment | None) -> None:
             "holdfast.join was called twice in one worker",
             hint="a script is one run: join once, with all that it trains",
         )
-
-
-def _check_choices(numerics: str) -> None:
-    if numerics not in NUMERICS:
-        raise ConfigError(f"numerics is {numerics!r}", hint=f"numerics is one of {', '.join(map(repr, NUMERICS))}")
 
 
 def _length(dataset: Any) -> int:

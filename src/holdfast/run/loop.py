@@ -38,14 +38,14 @@ class Loops:
     def __init__(self, losses: Losses) -> None:
         self.done = 0  # by the state's account
         self.passed = 0  # by this process
-        self._losses = losses  # of the last steps: they travel with the same part of the snapshot
+        self.losses = losses  # of the last steps: they travel with the same part of the snapshot
 
     def state_dict(self) -> dict[str, Any]:
-        return {"done": self.done, **self._losses.state()}
+        return {"done": self.done, **self.losses.state()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self.done = int(state_dict["done"])
-        self._losses.load(state_dict)
+        self.losses.load(state_dict)
 
 
 class Run:
@@ -63,7 +63,6 @@ class Run:
         feed: LedgerFeed,
         events: EventLog,
         loops: Loops,
-        losses: Losses,
         guard: Guard,
         name: str,
     ) -> None:
@@ -76,7 +75,6 @@ class Run:
         self._worker = worker
         self._feed = feed
         self._events = events
-        self._losses = losses
         self._guard = guard
         self._closed = False
         self._pending: m.Compute | None = None
@@ -169,7 +167,7 @@ class Run:
             return
         step._check_complete()
         self._current = None
-        self._losses.applied(step.metrics, skipped=step.skipped)
+        self._loops.losses.applied(step.metrics, skipped=step.skipped)
         self._exact.rebase()
         self._worker.tell(m.Applied(step.number))
         self._report(step)
