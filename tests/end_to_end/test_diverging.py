@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from harness import DEADLINE_S, Training, holdfast, training
 from holdfast.checkpoint.reading import list_checkpoints, read_manifest
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.events import read_events
+from holdfast.launch.environment import RUN_DIR
 from holdfast.testing.watched import send
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
@@ -62,6 +64,30 @@ def test_a_skipped_step_leaves_no_trace(workers: int, path: str, width: int) -> 
     bodies = {f"w{slot}.1": lambda: poisoned.main(given) for slot in range(workers)}
     bodies |= {f"w{slot}.1": dying_at(step, given) for slot, step in ((1, 12), (3, 20)) if slot < workers}
     assert agreed(forked(bodies, path=path)) == without(3, 20, width=width)
+
+
+def test_who_joins_late_knows_what_losses_were_usual() -> None:
+    """A spare takes the place of the dead at step 16, and must find the same spike at step 20."""
+    given = ["--non-finite", "skip", "--spike", "8", "--record", "--value", "80"]
+
+    def first() -> str:
+        poisoned.wait_at = lambda gate, worker, at: wait_until("w2.1", "registered") if at == 5 else None
+        return poisoned.main(given)
+
+    def spare() -> str:
+        wait_until("w1.1", "view")
+        return poisoned.main(given)
+
+    assert agreed(forked({"w0.1": first, "w1.1": dying_at(16, given), "w2.1": spare}, size=2)) == without(20)
+
+
+def wait_until(worker: str, kind: str) -> None:
+    """Until this worker has written such an event."""
+    events = Path(os.environ[RUN_DIR]) / "events" / f"{worker}.jsonl"
+    deadline = time.monotonic() + DEADLINE_S
+    while not (events.exists() and f'"kind":"{kind}"' in events.read_text().replace(" ", "")):
+        assert time.monotonic() < deadline, f"{worker} has written no {kind}"
+        time.sleep(0.005)
 
 
 def test_a_run_goes_back_and_passes_the_step_whoever_is_killed_meanwhile(tmp_path: Path) -> None:
@@ -116,6 +142,17 @@ def test_without_a_snapshot_a_run_starts_over_and_later_goes_back_to_the_one_in_
         assert not happened(run, "resumed")
         run.let_go()
         assert run.finish(DEADLINE_S) == without(3, 20)
-        assert [event["number"] for event in happened(run, "rewound") if event["who"].startswith("w0.")] == [1, 2]
+        assert {event["number"] for event in happened(run, "rewound")} == {1, 2}
         (resumed,) = happened(run, "resumed")
         assert 8 <= resumed["step"] <= 20 and resumed["uri"] == "memory of this host"
+
+
+def test_what_to_do_may_change_when_a_run_is_started_again(tmp_path: Path) -> None:
+    place = str(tmp_path / "checkpoints")
+    command = ["run", "--run", "r", "--workers", "1", "--checkpoint", place, "--save-every", "8", SCRIPT]
+    done = holdfast(*command, home=tmp_path)
+    assert done.returncode == 2
+    assert "the gradient of '0.weight' is not finite at step 20" in done.stderr
+    done = holdfast(*command, "--non-finite", "skip", home=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"weights: {without(20)}" in done.stdout + done.stderr

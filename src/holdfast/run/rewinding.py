@@ -1,13 +1,15 @@
 """The run goes back: how a worker asks for it, how it hears that another has, and which states then still count.
 
-    rewinds.ask(back_to=40, passed=(57,), reason="the gradient of 'head.weight' is not finite at step 57")
+    worker.rewind(back_to=40, passed=(57,), reason="the gradient of 'head.weight' is not finite at step 57")
+    worker.rewind(back_to=40, passed=(), reason="two digests differ", kind="audit", evict=("w2.1",), rewinds_max=20)
 
-`ask` does not return. It puts a record into the ledger (core/rewinds.py) and ends this worker, as one that the others
-went on without: its agent starts another in its place, which costs no restart. All other workers find the record in
-the ledger and end the same way when they next have the word, so nobody is left who has the training's state. The new
-ones look for a checkpoint, as after any loss of all workers, and go on from the newest that has at most `back_to`
-steps applied; from the start if there is none and the run began there. A step in `passed` is numbered and committed
-as every step, with nothing to compute and nothing to apply.
+`Worker.rewind` lets a save that is old enough arrive, and calls `Rewinding.ask`, which does not return. It puts a
+record into the ledger (core/rewinds.py) and ends this worker, as one that the others went on without: its agent starts
+another in its place, which costs no restart. All other workers find the record in the ledger and end the same way when
+they next have the word, so nobody is left who has the training's state. The new ones look for a checkpoint, as after
+any loss of all workers, and go on from the newest that has at most `back_to` steps applied; from the start if there is
+none and the run began there. A step in `passed` is numbered and committed as every step, with nothing to compute and
+nothing to apply.
 
 It may be asked at any step, by one member or by all; what several ask at the same time becomes one rewind, that of the
 first. Whoever asks must do so in the thread of the user's loop, before the script has ended on any worker: a run that
@@ -50,6 +52,7 @@ from holdfast.run.ledger_feed import LedgerFeed
 REWINDS_MAX = 3  # of one kind
 ASK_AGAIN_S = 0.5
 ASK_FOR_S = 600.0  # without the ledger nobody can go back; whoever could start us again is probably gone, too
+WAITING_S = 2.0  # until it is said that the ledger keeps us waiting
 LOOK_S = 0.01
 KNOWN = "rewinds"  # in a manifest's config: how many rewinds its worker knew of
 
@@ -109,15 +112,18 @@ class Rewinding:
     def _record(self, record: Rewind) -> Rewinds:
         """Until the ledger has it, or another's in its place."""
         value = self.known.with_(record).encode()
-        give_up_at = self._clock() + ASK_FOR_S
-        ask_at = self._clock()
+        began = ask_at = self._clock()
+        say_at = began + WAITING_S
         while True:
             entry = self._feed.entry(KEY_REWINDS)
             held = Rewinds.decode(entry.value) if entry is not None else Rewinds()
             if held.number > self.known.number:
                 break
             now = self._clock()
-            if now >= give_up_at:
+            if now >= say_at:
+                say_at = began + 2 * ASK_FOR_S
+                self._events.write("waiting", step=record.back_to, reason="the ledger must know that the run goes back")
+            if now >= began + ASK_FOR_S:
                 raise LedgerUnavailable(f"the ledger does not say that the run goes back: {record.reason}")
             if now >= ask_at:
                 ask_at = now + ASK_AGAIN_S
