@@ -74,6 +74,7 @@ class Rewinding:
         self._feed = feed
         self._events = events
         self._alone = alone
+        self._told = False
         self._clock = clock
 
     # ---- asking
@@ -106,8 +107,7 @@ class Rewinding:
             kind=kind,
             evict=evict,
         )
-        held = self._record(record)
-        raise Evicted(self._sentence(held))
+        raise Evicted(self.overtaken(self._record(record)))
 
     def _record(self, record: Rewind) -> Rewinds:
         """Until the ledger has it, or another's in its place."""
@@ -118,7 +118,7 @@ class Rewinding:
             entry = self._feed.entry(KEY_REWINDS)
             held = Rewinds.decode(entry.value) if entry is not None else Rewinds()
             if held.number > self.known.number:
-                break
+                return held
             now = self._clock()
             if now >= say_at:
                 say_at = began + 2 * ASK_FOR_S
@@ -129,20 +129,18 @@ class Rewinding:
                 ask_at = now + ASK_AGAIN_S
                 self._feed.compare_and_set(KEY_REWINDS, value, entry.revision if entry is not None else 0)
             time.sleep(LOOK_S)
-        first = held.records[self.known.number]
-        self._events.write(
-            "rewound", step=first.back_to, passed=list(first.passed), reason=first.reason, number=self.known.number + 1
-        )
-        return held
 
     # ---- hearing of it
 
     def overtaken(self, held: Rewinds) -> str:
         """Why this worker must end, given the record as the ledger has it now; empty: it need not."""
-        return self._sentence(held) if held.number > self.known.number else ""
-
-    def _sentence(self, held: Rewinds) -> str:
+        if held.number <= self.known.number:
+            return ""
         record = held.records[self.known.number]
+        if not self._told:
+            self._told = True
+            fields = {"step": record.back_to, "passed": list(record.passed), "reason": record.reason}
+            self._events.write("rewound", number=self.known.number + 1, **fields)
         return f"the run goes back to step {record.back_to} or before: {record.reason}"
 
     # ---- where the run began
