@@ -7,13 +7,14 @@ the user may clip or zero, and buffers are the mean of what the shards made of t
 
 from __future__ import annotations
 
+import cmath
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from holdfast.core.errors import ConfigError
-from holdfast.reduce.layout import Layout
+from holdfast.reduce.layout import Layout, Section
 from holdfast.reduce.reduction import Kept
 from holdfast.reduce.sums import Sums
 
@@ -35,6 +36,7 @@ class Exact:
         self._frozen: list[torch.nn.Parameter] = []
         self._layout: Layout | None = None
         self._loaded: tuple[int, Layout, list[torch.Tensor]] | None = None
+        self._ends: tuple[Layout, list[tuple[int, int]]] | None = None  # of the gradients in each section
         self.has_gradients = False  # of the step that was loaded last
 
     def whole_layout(self) -> Layout:
@@ -162,16 +164,18 @@ class Exact:
         One pass at the speed of memory: a sum with an infinity or a NaN in it is one. A sum that is too large for its
         dtype is one, too, and then every tensor is looked at.
         """
-        trained = len(self._trained)
-        for section, vector in zip(kept.layout.sections, kept.layout.vectors(kept.memory), strict=True):
-            last = sum(index < trained for index in section.entries)  # the others are buffers, which come after them
-            end = section.starts[last] if last < len(section.starts) else section.elements
+        sections = kept.layout.sections
+        if self._ends is None or self._ends[0] is not kept.layout:
+            self._ends = (kept.layout, [_gradients_in(section, len(self._trained)) for section in sections])
+        vectors = kept.layout.vectors(kept.memory)
+        for section, vector, (count, end) in zip(sections, vectors, self._ends[1], strict=True):
             narrow = section.dtype in (torch.float16, torch.bfloat16)
-            if last and not torch.isfinite(vector[:end].sum(dtype=torch.float32 if narrow else None)):
-                views = self._views(kept)
-                for index in section.entries[:last]:
-                    if not torch.isfinite(views[index]).all():
-                        return self._names[id(self._trained[index])]
+            if not count or cmath.isfinite(vector[:end].sum(dtype=torch.float32 if narrow else None).item()):
+                continue
+            views = self._views(kept)
+            for index in section.entries[:count]:
+                if not torch.isfinite(views[index]).all():
+                    return self._names[id(self._trained[index])]
         return ""
 
     def _views(self, kept: Kept) -> list[torch.Tensor]:
@@ -223,6 +227,12 @@ def _buffers_of(model: torch.nn.Module) -> list[_Buffer]:
             if tensor is not None and id(tensor) not in found:
                 found[id(tensor)] = _Buffer(f"{prefix}.{key}" if prefix else key, module, key, tensor)
     return list(found.values())
+
+
+def _gradients_in(section: Section, trained: int) -> tuple[int, int]:
+    """How many of a section's tensors are gradients, and where they end: buffers come after them."""
+    count = sum(index < trained for index in section.entries)
+    return count, section.starts[count] if count < len(section.starts) else section.elements
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
