@@ -34,6 +34,7 @@ from holdfast.run.ledger_feed import LedgerFeed, LedgerNews
 from holdfast.run.mailbox import Mailbox
 from holdfast.run.meeting import Connected, Meeting, Unreachable
 from holdfast.run.pausing import Pauses
+from holdfast.run.rewinding import Rewinding
 from holdfast.run.snapshot_desk import SnapshotDesk
 from holdfast.state.snapshot import Holder, Snapshot
 from holdfast.trust.keys import Keys
@@ -64,11 +65,13 @@ class Worker:
         desk: SnapshotDesk,
         events: EventLog,
         checkpoints: NoCheckpoints,
+        rewinding: Rewinding,
         outage_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.machine = machine
         self.gradients = gradients
+        self.rewinding = rewinding
         self._mailbox = mailbox
         self._feed = feed
         self._exact = exact
@@ -145,6 +148,14 @@ class Worker:
         taken = self._holder.capture(step)
         return Snapshot(step, taken.tree, tuple(tensor.clone() for tensor in taken.tensors))
 
+    def rewind(self, *, back_to: int, passed: tuple[int, ...], reason: str, **more: Any) -> NoReturn:
+        """The run goes back, and this worker ends: see rewinding.py, whose `ask` takes the same."""
+        self._checkpoints.settle_up_to(back_to)
+        try:
+            self.rewinding.ask(back_to=back_to, passed=passed, reason=reason, **more)
+        except Evicted as end:
+            self._leave(m.End("evicted", end.reason))
+
     def go_back_to(self, snapshot: Snapshot) -> None:
         self._holder.restore(snapshot)
         self._exact.rebase()
@@ -217,6 +228,8 @@ class Worker:
         for item in self._mailbox.take_all():
             if isinstance(item, LedgerNews):
                 self._registrations, self._rolls = item.registrations, item.state.rolls
+                if why := self.rewinding.overtaken(item.rewinds):
+                    self._ended = m.End("evicted", why)
                 self._queue.append(m.LedgerSaw(item.state))
             elif isinstance(item, Connected):
                 self._meeting.connected(item)
@@ -398,12 +411,13 @@ class Worker:
         self._feed.deregister()
         raise Stopped(end.reason)
 
-    def loaded(self, directive: m.Commit) -> Kept:
-        """Put the step's mean into the model. Evicted if the others have gone on and the memory was used again."""
+    def loaded(self, directive: m.Commit, inspect: Callable[[Kept], None]) -> Kept:
+        """Put the step's mean into the model, and have it looked at. Evicted if its memory was used again meanwhile."""
         kept = self.gradients.kept
         assert kept is not None and kept.step == directive.step
         self._checkpoints.wait_copied()  # the script's lines for the step may change anything
         self._exact.load(kept)
+        inspect(kept)
         if not kept.is_intact():
             self._leave(m.End("evicted", "the others went on while this worker was away"))
         return kept
