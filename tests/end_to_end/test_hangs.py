@@ -37,8 +37,8 @@ def hung(run: Training) -> dict[str, dict[str, Any]]:
 def test_a_deadlock_and_stuck_datasets_are_found_and_said_where(quiet: str, tmp_path: Path) -> None:
     """One takes a lock twice in a shard, one waits for a sample, one for its loader process, which waits for one."""
     who = ["--deadlock", "w1.1", "--stuck", "w2.1", "--stuck-loader", "w3.1"]
-    # With a pause in each shard, and many of them, all are about as fast, and all get some. Who has had too few of them to be known,
-    # since starting its loader process took it long, is found by the other limit.
+    # With a pause in each shard, and many of them, all are about as fast, and all get some. Who has had too few of them
+    # to be known, since starting its loader process took it long, is found by the other limit.
     script = [*SCRIPT, "--at", "20", *who, "--place", str(tmp_path), "--pause", "0.015"]
     with training(tmp_path, "--workers", "4", "--stuck-after", "1s", "--hang-after", "10s", script=script) as run:
         assert run.finish(DEADLINE_S) == quiet
