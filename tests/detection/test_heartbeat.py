@@ -143,7 +143,8 @@ def test_nobody_else_is_sent_the_signal(page: Page) -> None:
         pid=page.note.pid, started=page.note.started + 1, page=0, stacks=page.note.stacks, signal=signal.SIGKILL
     )
     assert not catches(os.getpid(), signal.SIGKILL)
-    assert stacks._ask(other) == "" and not stacks._signal(other)
+    assert stacks._ask(other, other.pid, time.monotonic() + 1.0) == ""
+    assert not stacks._signal(page.note, os.getppid())
 
 
 def test_stacks_are_bounded_and_py_spys_are_understood() -> None:

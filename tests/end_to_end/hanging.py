@@ -1,7 +1,4 @@
-"""A training in which chosen workers hang at a chosen step, each in its own way, and all evaluate for a while.
-
-python hanging.py --steps 40 --at 20 --deadlock w1.1 --stuck w2.1 --evaluate 5
-"""
+"""A training in which chosen workers hang at a chosen step, each in its own way, or all evaluate for a while."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ import holdfast
 WORKER = os.environ.get("HOLDFAST_WORKER", "")
 lock = threading.Lock()
 stuck = False  # from now on, in this process
+mark = Path("nowhere")  # if there is such a file, in its loader process
 
 
 def take_a_lock_twice() -> None:
@@ -37,7 +35,7 @@ class Samples(torch.utils.data.Dataset[Any]):
         return len(self._x)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        while stuck:
+        while stuck or mark.exists():
             time.sleep(3600)
         return self._x[index], self._y[index]
 
@@ -51,24 +49,29 @@ def evaluate(seconds: float, place: Path) -> None:
 
 
 def main() -> None:
-    global stuck
+    global stuck, mark
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--at", type=int, default=-1)
     parser.add_argument("--deadlock", default="-")
     parser.add_argument("--stuck", default="-")
+    parser.add_argument("--stuck-loader", default="-")
     parser.add_argument("--evaluate", type=float, default=0.0)
     parser.add_argument("--place", type=Path, default=Path())
     parser.add_argument("--pause", type=float, default=0.0)
     args = parser.parse_args()
+    mark = args.place / f"stuck-{WORKER}"
+    loaders = int(args.stuck_loader == WORKER)
     torch.manual_seed(2)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    run = holdfast.join(model, optimizer, Samples(), batch=24, shards=6, seed=3)
+    run = holdfast.join(model, optimizer, Samples(), batch=32, shards=16, seed=3, loader_workers=loaders)
     for step in run.steps(args.steps):
-        stuck = step.number == args.at and args.stuck == WORKER
+        stuck = step.number >= args.at >= 0 and args.stuck == WORKER
+        if step.number == args.at and loaders:
+            mark.touch()
         for x, y in step:
-            if step.number == args.at and args.deadlock == WORKER:
+            if step.number >= args.at >= 0 and args.deadlock == WORKER:
                 take_a_lock_twice()
             F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
             time.sleep(args.pause)

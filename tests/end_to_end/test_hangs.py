@@ -34,26 +34,32 @@ def hung(run: Training) -> dict[str, dict[str, Any]]:
     return {event["worker"]: event for event in events if event["kind"] == "hung"}
 
 
-def test_a_deadlock_and_a_stuck_dataset_are_found_and_said_where(quiet: str, tmp_path: Path) -> None:
-    script = [*SCRIPT, "--at", "20", "--deadlock", "w1.1", "--stuck", "w2.1"]
-    with training(tmp_path, "--workers", "3", "--stuck-after", "1s", script=script) as run:
+def test_a_deadlock_and_stuck_datasets_are_found_and_said_where(quiet: str, tmp_path: Path) -> None:
+    """One takes a lock twice in a shard, one waits for a sample, one for its loader process, which waits for one."""
+    who = ["--deadlock", "w1.1", "--stuck", "w2.1", "--stuck-loader", "w3.1"]
+    # With a pause in each shard, and many of them, all are about as fast, and all get some. Who has had too few of them
+    # to be known, since starting its loader process took it long, is found by the other limit.
+    script = [*SCRIPT, "--at", "20", *who, "--place", str(tmp_path), "--pause", "0.015"]
+    with training(tmp_path, "--workers", "4", "--stuck-after", "1s", "--hang-after", "10s", script=script) as run:
         assert run.finish(DEADLINE_S) == quiet
         found = hung(run)
-        assert found.keys() == {"w1.1", "w2.1"}
-        assert all(event["killed"] and event["step"] == 20 for event in found.values())
-        deadlock, stuck = found["w1.1"], found["w2.1"]
+        assert found.keys() == {"w1.1", "w2.1", "w3.1"}
+        assert all(event["killed"] and event["step"] >= 20 for event in found.values())
+        deadlock, stuck, loader = found["w1.1"], found["w2.1"], found["w3.1"]
         assert deadlock["activity"] == "in a shard" and deadlock["seconds"] >= 1.0
         assert stuck["activity"] == "loading a batch" and stuck["seconds"] >= 3.0
         # The thread that trains comes first, and its innermost line first.
         assert deadlock["stacks"].splitlines()[1].endswith("in take_a_lock_twice"), deadlock["stacks"]
         assert stuck["stacks"].splitlines()[1].endswith("in __getitem__"), stuck["stacks"]
-        assert run.said("w1.1 hangs: in a shard of step 20") and run.said("in take_a_lock_twice")
+        assert loader["activity"] == "loading a batch"
+        assert "in __getitem__" in loader["stacks"].partition("its process ")[2], loader["stacks"]
+        assert run.said("w1.1 hangs: in a shard of step 2") and run.said("in take_a_lock_twice")
         assert run.said("w1.1 ended: hung") and run.said("w2.1 ended: hung")
 
 
 def test_a_long_evaluation_is_none_of_this_and_a_stopped_process_is(quiet: str, tmp_path: Path) -> None:
     """The evaluation sleeps, for longer than a shard might. After it one worker is stopped."""
-    script = [*SCRIPT, "--at", "20", "--evaluate", "4", "--place", str(tmp_path), "--pause", "0.02"]
+    script = [*SCRIPT, "--at", "20", "--evaluate", "4", "--place", str(tmp_path), "--pause", "0.01"]
     with training(tmp_path, "--workers", "2", "--stuck-after", "1s", "--lease", "30", script=script) as run:
         run.wait(lambda: len(list(tmp_path.glob("evaluates-*"))) == 2, "both to evaluate", DEADLINE_S)
         status = holdfast_status(tmp_path)

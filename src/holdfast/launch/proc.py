@@ -82,6 +82,17 @@ def busiest_state(pid: int) -> str:
     return state
 
 
+def children(pid: int) -> list[int]:
+    """The processes that it has started and that live; [] where the kernel does not tell."""
+    found: list[int] = []
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    except OSError:
+        pass
+    return found
+
+
 def family_cpu_s(pid: int) -> float:
     """Processor time of a process and of the children that it has now."""
     total, waiting, seen = 0, [pid], 0
@@ -92,11 +103,7 @@ def family_cpu_s(pid: int) -> float:
         if not fields:
             continue
         total += int(fields[11]) + int(fields[12])
-        try:
-            for thread in Path(f"/proc/{member}/task").iterdir():
-                waiting += map(int, (thread / "children").read_text().split())
-        except OSError:
-            pass  # it ended, or this kernel does not tell
+        waiting += children(member)
     return total / TICKS_PER_S
 
 

@@ -17,30 +17,37 @@ import time
 from pathlib import Path
 
 from holdfast.detection.pages import Note
-from holdfast.launch.proc import catches, process_started, process_state
+from holdfast.launch.proc import catches, children, process_started, process_state
 
 ANSWER_S = 1.0
 LOOK_S = 0.02
 PY_SPY_S = 1.5
 STACKS_BYTES_MAX = 16 * 1024
+ANSWER_BYTES_MAX = 1024 * 1024
+CHILDREN_MAX = 16
 STOPPED = ("T", "t")
 
 
 def collect(note: Note, *, thread: int) -> str:
-    """`thread` is the one that trains; it comes first."""
+    """`thread` is the one that trains; it comes first. Its loader processes come last."""
+    deadline = time.monotonic() + ANSWER_S
     if process_state(note.pid) not in STOPPED:
-        answer = _ask(note)
+        answer = _ask(note, note.pid, deadline)
         if answer:
-            return _bounded(_first(answer, f"0x{thread:016x}"))
+            texts = [_first(answer, f"0x{thread:016x}")]
+            for child in children(note.pid)[:CHILDREN_MAX]:
+                told = _ask(note, child, deadline)
+                texts += [f"its process {child}:\n{told}"] if told else []
+            return _bounded("\n".join(texts))
     answer = _py_spy(note)
     if answer:
         return _bounded(_first(answer, "MainThread"))
     return _silent(note.pid)
 
 
-def _ask(note: Note) -> str:
-    """Send the signal that the worker reserved, and read what it writes."""
-    if not note.signal or not catches(note.pid, note.signal):
+def _ask(note: Note, pid: int, deadline: float) -> str:
+    """Send the signal that the worker reserved, and read what it writes. What it forked does the same, there too."""
+    if not note.signal:
         return ""
     try:
         file = os.open(f"/proc/{note.pid}/fd/{note.stacks}", os.O_RDONLY | os.O_CLOEXEC)
@@ -48,28 +55,31 @@ def _ask(note: Note) -> str:
         return ""
     try:
         before = os.fstat(file).st_size
-        if not _signal(note):
+        if not _signal(note, pid):
             return ""
-        size, deadline = before, time.monotonic() + ANSWER_S
+        size = before
         while time.monotonic() < deadline:
             time.sleep(LOOK_S)
             last, size = size, os.fstat(file).st_size
             if size == last > before:
                 break
-        return os.pread(file, 1 << 20, before).decode(errors="replace")
+        return os.pread(file, ANSWER_BYTES_MAX, before).decode(errors="replace").strip("\n")
     except OSError:
         return ""
     finally:
         os.close(file)
 
 
-def _signal(note: Note) -> bool:
+def _signal(note: Note, pid: int) -> bool:
+    """Only to the worker, or a child of its, and only if it has a handler: else the signal would end it."""
     try:
-        process = os.pidfd_open(note.pid)
+        process = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        if process_started(note.pid) != note.started:
+        # Looked at with the descriptor open: whoever had this number before is not meant.
+        ours = process_started(note.pid) == note.started and (pid == note.pid or pid in children(note.pid))
+        if not ours or not catches(pid, note.signal):
             return False
         signal.pidfd_send_signal(process, note.signal)
         return True
