@@ -23,7 +23,7 @@ from holdfast.events import read_events
 from holdfast.launch.environment import RUN_DIR
 from holdfast.testing.watched import send
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 SCRIPT = poisoned.__file__
 
 torch.set_num_threads(1)
@@ -135,7 +135,7 @@ def test_a_spike_is_undone_with_the_steps_that_led_to_it_and_the_checkpoint_afte
 
 
 def test_without_a_snapshot_a_run_starts_over_and_later_goes_back_to_the_one_in_memory(tmp_path: Path) -> None:
-    options = ["--workers", "2", "--checkpoint", "none", "--memory", "plain", "--save-every", "8"]
+    options = ["--workers", "1", "--checkpoint", "none", "--memory", "plain", "--save-every", "8"]
     script = [SCRIPT, "--non-finite", "rewind", "--poisoned", "3", "20"]
     with training(tmp_path, *options, script=script, held_at=15) as run:
         run.wait(lambda: saved(run) == [8], "the snapshot of step 8", DEADLINE_S)

@@ -160,7 +160,7 @@ class Rewinding:
             back_to = min(record.back_to for record in self.known.records)
             raise ConfigError(
                 f"the run has to go back to step {back_to} or before, and there is no such checkpoint",
-                hint="keep more of them, with --keep-last or --keep-every; copy an older one to its place to go on",
+                hint="keep more of them (--keep, --keep-every); to go on, copy an older one to where they are kept",
             )
 
     # ---- which states count
