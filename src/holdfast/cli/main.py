@@ -111,6 +111,11 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--outage", type=float, default=300.0, metavar="S", help="train on so long without the ledger")
     add_checkpoint_flags(run)
     run.add_argument("--lease", type=float, default=2.0, metavar="S", help="seconds until a silent worker is hung")
+    run.add_argument(
+        "--audit", type=float, default=0.0, metavar="F", help="let two workers compute this part of shards"
+    )
+    run.add_argument("--audit-every", type=int, default=100, metavar="N", help="steps to compare workers' states in")
+    run.add_argument("--strikes", type=int, default=3, metavar="N", help="times a slot's worker may be found wrong")
     _add_directory(run)
     # Everything from the script on is the script's own, whatever it looks like.
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a module")
@@ -171,6 +176,9 @@ def _run(options: argparse.Namespace) -> int:
         advertise=options.advertise,
         outage_s=options.outage,
         checkpoint=checkpoint_settings(options),
+        audit=options.audit,
+        audit_every=options.audit_every,
+        strikes=options.strikes,
     )
     settings.validate()
     if options.run is None:

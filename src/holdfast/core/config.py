@@ -8,6 +8,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.words import decode_json, encode_json
 
 SHARDS_MAX = 4096
+AUDIT_EVERY_MAX = 1_000_000
 SEED_MAX = 1 << 63
 LAST = ("drop", "pad")
 NUMERICS = ("refuse", "warn")
@@ -30,6 +31,8 @@ class RunConfig:
     path: str = "host"  # see PATHS. It decides no bits, but how many rounds of messages a step takes
     outage_s: float = 0.0  # how long to train on without the ledger (0: for ever); see docs/decisions/0006
     checkpoint: str = ""  # where checkpoints are kept; empty: nowhere
+    audit: float = 0.0  # the fraction of shards that two workers compute
+    audit_every: int = 0  # the members' states are compared once in so many steps; 0: never
 
     def validate(self) -> RunConfig:
         for name in ("batch", "shards", "threads"):
@@ -50,6 +53,12 @@ class RunConfig:
             raise ConfigError(f"last is {self.last!r}", hint="last is 'drop' or 'pad'")
         if self.path not in PATHS:
             raise ConfigError(f"path is {self.path!r}", hint=f"path is one of {', '.join(map(repr, PATHS))}")
+        if not 0 <= self.audit <= 1:
+            raise ConfigError(f"audit is {self.audit!r}", hint="a fraction of the shards, from 0 (none) to 1 (all)")
+        if not 0 <= self.audit_every <= AUDIT_EVERY_MAX:
+            raise ConfigError(
+                f"audit_every is {self.audit_every!r}", hint=f"steps, from 0 (never) to {AUDIT_EVERY_MAX}; 100 is usual"
+            )
         return self
 
     def encode(self) -> bytes:

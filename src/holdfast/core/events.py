@@ -28,6 +28,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "resumed": ("step", "uri", "bytes", "duration_s"),  # from a checkpoint: no worker was left
     "storage_down": ("uri", "reason"),  # training goes on; the newest snapshot waits in memory
     "storage_up": ("uri", "down_s"),
+    # written by every member that sees it: two workers disagree on bits that have one value
+    "corruption": ("step", "what", "where", "digests", "liars", "decided", "good"),
     # written by both
     "ledger_down": ("reason",),
     "ledger_up": ("down_s",),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.settings import CheckpointSettings
+from holdfast.core.config import AUDIT_EVERY_MAX
 from holdfast.core.errors import ConfigError
 from holdfast.launch.addresses import parse_listen
 from holdfast.launch.environment import PATHS
@@ -44,6 +45,9 @@ class RunSettings:
     advertise: str = ""
     outage_s: float = 300.0  # how long workers of several hosts train on without the ledger
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    audit: float = 0.0  # the fraction of shards that two workers compute
+    audit_every: int = 100  # the workers' states are compared once in so many steps
+    strikes: int = 3  # how often the others may find a slot's worker wrong, before the slot stays empty
 
     def validate(self) -> None:
         check_name(self.name)
@@ -67,6 +71,12 @@ class RunSettings:
                 )
         self._validate_hosts()
         self.checkpoint.validate()
+        if not 0 <= self.audit <= 1:
+            raise ConfigError(
+                f"--audit is {self.audit:g}", hint="give the fraction of shards, from 0 (none) to 1 (all of them)"
+            )
+        _check_range("--audit-every", self.audit_every, 0, AUDIT_EVERY_MAX)
+        _check_range("--strikes", self.strikes, 1, RESTARTS_MAX)
         if not self.module:
             _check_script(self.script)
 
@@ -133,6 +143,9 @@ def _command(settings: RunSettings, home: Path) -> str:
         ("--keys", "keys"),
         ("--advertise", "advertise"),
         ("--outage", "outage_s"),
+        ("--audit", "audit"),
+        ("--audit-every", "audit_every"),
+        ("--strikes", "strikes"),
     ):
         value = getattr(settings, name)
         if value != defaults[name]:

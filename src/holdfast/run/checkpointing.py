@@ -36,7 +36,13 @@ from holdfast.state.snapshot import Holder, Snapshot
 Found: TypeAlias = tuple[Manifest, Snapshot]
 SEARCH_AGAIN_S = 2.0
 SETTLE_S = 60.0  # at the end of a script, for the last checkpoint to be committed
-_NO_BITS = ("path", "outage_s", "checkpoint")  # settings that change no bits, and so may change between two starts
+_NO_BITS = (
+    "path",
+    "outage_s",
+    "checkpoint",
+    "audit",
+    "audit_every",
+)  # settings that change no bits, and so may change between two starts
 
 
 class NoCheckpoints:

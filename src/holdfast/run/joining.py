@@ -37,6 +37,7 @@ from holdfast.reduce.arena import Arena
 from holdfast.reduce.paths import takes_two_rounds
 from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.sums import Sums
+from holdfast.run.auditing import Audits, audit_rules
 from holdfast.run.checkpointing import Checkpoints, NoCheckpoints
 from holdfast.run.gradients import Gradients
 from holdfast.run.ledger_feed import LedgerFeed
@@ -113,6 +114,8 @@ def join(
         path=_path(environment),
         outage_s=environment.outage_s if environment else 0.0,
         checkpoint="" if saving.own else saving.uri,
+        audit=environment.audit if environment else 0.0,
+        audit_every=environment.audit_every if environment else 0,
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)
@@ -297,15 +300,17 @@ class _Place:
         )
         feed = LedgerFeed(self.ledger, registration, self.mailbox, self.events, lease_s=self.lease_s)
         checkpoints = self._checkpoints(config, holder, saving, feed)
+        machine = Machine(
+            self.me,
+            shards=config.shards,
+            digest=holder.capture(0).digest(),
+            two_rounds=two_rounds,
+            checkpoints=isinstance(checkpoints, Checkpoints),
+            timing=_timing(config),
+            rules=audit_rules(config, exact.parameters),
+        )
         worker = Worker(
-            Machine(
-                self.me,
-                shards=config.shards,
-                digest=holder.capture(0).digest(),
-                two_rounds=two_rounds,
-                checkpoints=isinstance(checkpoints, Checkpoints),
-                timing=_timing(config),
-            ),
+            machine,
             keys=self.keys,
             host=self.host,
             mailbox=self.mailbox,
@@ -326,6 +331,7 @@ class _Place:
             events=self.events,
             outage_s=config.outage_s,
             checkpoints=checkpoints,
+            audits=Audits(machine.audits, me=self.me, holder=holder, events=self.events, feed=feed),
         )
         feed.start()
         return worker, feed
