@@ -25,7 +25,7 @@ _FINEST = 1_000_000  # the smallest fraction that is told from none is one in so
 class Said:
     """What a member says in its Ready. Empty: nothing is audited in this step."""
 
-    shards: tuple[tuple[int, str], ...] = ()  # audited shards of the step that it has computed, and their digests
+    shards: tuple[tuple[int, str], ...] = ()  # of the step's shards that it has computed: audited ones, doubtful ones
     state: str = ""  # digest of the slice of the state that is due in this step
 
 
@@ -73,6 +73,8 @@ class Finding:
             agree = len(self.digests) - len(self.liars)
             return f"{', '.join(self.liars)} was wrong about {what}: {agree} of {len(self.digests)} agree on another"
         who = " and ".join(member for member, _ in self.digests)
+        if len(self.digests) == 1:
+            return f"{who} doubts its own {what}, which is not finite; {self.third} computes it too"
         if self.third:
             return f"{who} disagree about {what}; {self.third} computes it too"
         return f"{who} disagree about {what}, and there is no majority"
@@ -153,7 +155,9 @@ class Auditing:
         Who is named goes first: without it the others may agree. Then a third opinion is asked for.
         """
         state = self._state(step, members, said)
-        shards = self._judged(step, members, said) if self.rules.exactly else []
+        shards = (
+            self._judged(step, members, said) if self.rules.exactly or any(one.shards for one in said.values()) else []
+        )
         findings = [*([state] if state else []), *shards]
         for finding in findings:
             if finding.liars:
@@ -179,8 +183,10 @@ class Auditing:
             for shard, digest in said[member].shards:
                 by_shard.setdefault(shard, {})[member] = digest
         for shard, digests in sorted(by_shard.items()):
-            if len(digests) > 1 and len(set(digests.values())) > 1:
+            if len(set(digests.values())) > 1:
                 found.append(self._disagreement(step, shard, digests, members))
+            elif len(digests) == 1 and shard not in self.sampled(step) and len(members) > 1:
+                found.append(self._disagreement(step, shard, digests, members))  # it doubts itself: somebody look at it
         wrong = {member for finding in found for member, _ in finding.digests}
         for digests in by_shard.values():
             if len(digests) > 1 and not wrong & digests.keys():
@@ -192,11 +198,21 @@ class Auditing:
         believed = majority(digests)
         if believed:
             named = _with_liars(finding, believed)
-            good = min(self._vouched.get(liar, step) for liar in named.liars)
-            return replace(named, good=None if self.rules.exactly >= 1 else good)
+            return replace(named, good=self._good(step, named.liars))
         number = self.sampled(step).get(shard, shard)
         third = auditor_of(number, self._shards, "", members, tuple(digests))
         return replace(finding, third=third)
+
+    def _good(self, step: int, liars: Sequence[str]) -> int | None:
+        """Since when a worker whose gradient is wrong may have been wrong unseen. None: every shard was compared.
+
+        Its state may have been wrong since it was last compared; what it computed, since others last found it right.
+        """
+        if self.rules.exactly >= 1:
+            return None
+        compared = [max(0, step - self.rules.every)] if self.rules.every else []
+        vouched = [self._vouched[liar] for liar in liars] if self.rules.exactly else []
+        return min([*compared, *vouched], default=None)
 
 
 def _with_liars(finding: Finding, believed: str) -> Finding:

@@ -275,7 +275,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    kind: str  # "evicted", "left", "stopped", "done", "corrupt"
+    kind: str  # "evicted", "left", "stopped", "done", "corrupt", "rewind"
     reason: str
     save: bool = False  # nobody may be left who has this state: it must be in storage before the process ends
 

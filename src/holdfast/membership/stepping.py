@@ -281,6 +281,8 @@ class Stepping(ABC):
             return [dropped, self._end("corrupt", finding.reason)]
         if self.me in finding.liars:
             return self._be_evicted(finding.reason)
+        if finding.good is not None:
+            return [Drop(self.view.number, finding.reason), self._end("rewind", finding.reason)]
         effects = self._break(finding.reason, now, peer=finding.liars[0] if finding.liars else "")
         self._leaving = frozenset(finding.liars)  # the next view does without them, whatever the ledger says
         return effects + self._consider(now)

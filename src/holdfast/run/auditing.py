@@ -7,6 +7,7 @@ The state is hashed where a step begins: nothing of it changes before the script
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ class Audits:
     """See the module. Keeps the digests of the step under way, whatever view it is in."""
 
     def __init__(self, auditing: Auditing, *, me: str, holder: Holder, events: EventLog, feed: LedgerFeed) -> None:
+        self.doubts = False  # compare shards whose metrics are not finite
+        self.found: Finding | None = None  # the last
         self._auditing = auditing
         self._me = me
         self._holder = holder
@@ -45,6 +48,11 @@ class Audits:
         self._step = -1
         self._shards: dict[int, str] = {}
         self._state = ""
+
+    @property
+    def compares(self) -> bool:
+        """Whether this run audits anything."""
+        return bool(self._auditing.rules.every or self._auditing.rules.exactly)
 
     def begin(self, step: int) -> None:
         """Shards of this step will be computed, or more of them in another view."""
@@ -61,9 +69,13 @@ class Audits:
         return tuple(shard for shard in directive.audits if shard not in self._shards)
 
     def collector(self, shard: int, sums: Sums | None, metrics: Mapping[str, Mapping[int, float]]) -> Collector:
-        """Where the shard's tensors go. `sums`: it counts; None: it is only compared."""
+        """Where the shard's tensors go. `sums`: it counts; None: it is only compared.
+
+        One whose metrics are not finite is compared, too: before the run gives up on its data, another worker looks.
+        """
         if sums is not None and shard not in self._auditing.sampled(self._step):
-            return sums
+            if not self.doubts or all(math.isfinite(values.get(shard, 0.0)) for values in metrics.values()):
+                return sums
         return _Tap(self._shards, sums, metrics)
 
     def said(self) -> Said:
@@ -71,6 +83,7 @@ class Audits:
 
     def accuse(self, finding: Finding, members: Sequence[str]) -> None:
         """Every member writes down what it found. The first that is not accused marks who is, in the ledger."""
+        self.found = finding
         decided = "by majority" if finding.liars else f"by {finding.third}" if finding.third else "not decidable"
         where = f"shard {finding.number}" if finding.what == "shard" else self._names(finding.number)
         self._events.write(

@@ -73,6 +73,7 @@ class Run:
         self._feed = feed
         self._events = events
         self._non_finite = non_finite
+        worker.audits.doubts = worker.audits.compares and non_finite != "ignore"
         self._closed = False
         self._pending: m.Compute | None = None
         self._target = 0
