@@ -137,6 +137,13 @@ class GatheredStorage:
         with self._lock:
             return max((step_of(name) or 0 for name, held in self._held.items() if held), default=-1)
 
+    def pass_over(self, step: int) -> None:
+        """As if no host had anything of it."""
+        prefix = f"{directory_of(step)}/"
+        with self._lock:
+            for name in [name for name in self._held if name.startswith(prefix)]:
+                del self._held[name]
+
     # ---- reading
 
     def _copies(self, name: str) -> builtins.list[_Held]:

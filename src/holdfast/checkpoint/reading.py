@@ -142,12 +142,13 @@ def newest_valid(
     warn: Callable[[str], None],
     place: Place | None = None,
     progress: Progress | None = None,
+    leave_out: Collection[int] = (),
 ) -> tuple[Manifest, Snapshot] | None:
     """The newest checkpoint that verifies. What does not is named through `warn`, and the next older one is tried.
 
     None if nothing was ever committed; IntegrityError if something was, and none of it verifies.
     """
-    steps = [listed.step for listed in list_checkpoints(storage) if listed.committed]
+    steps = [listed.step for listed in list_checkpoints(storage) if listed.committed and listed.step not in leave_out]
     for step in steps:
         try:
             return read_snapshot(storage, step, place=place, progress=progress)

@@ -26,6 +26,8 @@ from holdfast.state.layout import TensorSpec, memory_of, readable
 from holdfast.state.slices import slice_digest, slice_names, slices_for
 from holdfast.state.snapshot import Holder
 
+CORRUPTION = "corruption"  # the kind of rewinds that follow
+REWINDS_MAX = 16
 NO_MAJORITY = "test the memory and processors of these hosts; with three or more workers the majority decides"
 
 
@@ -64,8 +66,10 @@ class Audits:
         if number is not None:
             self._state = slice_digest(self._holder.refer(step), number, min(rules.slices, rules.every))
 
-    def missing(self, directive: m.Compute) -> tuple[int, ...]:
+    def missing(self, directive: m.Compute, passed: frozenset[int]) -> tuple[int, ...]:
         """Shards that I am asked to compute for comparison, but for those of which I have the digest."""
+        if directive.step in passed:
+            return ()  # nobody computes anything
         return tuple(shard for shard in directive.audits if shard not in self._shards)
 
     def collector(self, shard: int, sums: Sums | None, metrics: Mapping[str, Mapping[int, float]]) -> Collector:
@@ -73,9 +77,9 @@ class Audits:
 
         One whose metrics are not finite is compared, too: before the run gives up on its data, another worker looks.
         """
-        if sums is not None and shard not in self._auditing.sampled(self._step):
-            if not self.doubts or all(math.isfinite(values.get(shard, 0.0)) for values in metrics.values()):
-                return sums
+        finite = not self.doubts or all(math.isfinite(values.get(shard, 0.0)) for values in metrics.values())
+        if sums is not None and finite and shard not in self._auditing.sampled(self._step):
+            return sums
         return _Tap(self._shards, sums, metrics)
 
     def said(self) -> Said:

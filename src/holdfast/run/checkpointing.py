@@ -31,18 +31,15 @@ from holdfast.membership import messages as m
 from holdfast.run.clearing import Clearing
 from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.run.recalling import Recaller
+from holdfast.run.rewinding import Rewinding
 from holdfast.state.snapshot import Holder, Snapshot
 
 Found: TypeAlias = tuple[Manifest, Snapshot]
 SEARCH_AGAIN_S = 2.0
+REWIND_SETTLE_S = 10.0
 SETTLE_S = 60.0  # at the end of a script, for the last checkpoint to be committed
-_NO_BITS = (
-    "path",
-    "outage_s",
-    "checkpoint",
-    "audit",
-    "audit_every",
-)  # settings that change no bits, and so may change between two starts
+# settings that may change between two starts: most of them change no bits
+_NO_BITS = ("path", "outage_s", "checkpoint", "non_finite", "spike", "audit", "audit_every")
 
 
 class NoCheckpoints:
@@ -64,6 +61,8 @@ class NoCheckpoints:
     def member_lost(self) -> None: ...
 
     def arrived(self, step: int) -> None: ...
+
+    def settle_up_to(self, step: int) -> None: ...
 
     def settle(self) -> None: ...
 
@@ -91,6 +90,7 @@ class Checkpoints(NoCheckpoints):
         run: str,
         feed: LedgerFeed,
         events: EventLog,
+        rewinding: Rewinding,
         memory: HostMemory | None = None,
         recaller: Recaller | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -105,6 +105,7 @@ class Checkpoints(NoCheckpoints):
         self._run = run
         self._feed = feed
         self._events = events
+        self._rewinding = rewinding
         self._clock = clock
         self._every = Every.parse(settings.every)
         keep = Keep(last=settings.keep, every=settings.keep_every, best=settings.keep_best)
@@ -118,7 +119,7 @@ class Checkpoints(NoCheckpoints):
             (lambda: open_storage(settings.uri)) if settings.uri else None,
             Told(self._saved, self._trouble, self._recovered, self._warn),
             run=run,
-            config=asdict(config),
+            config=rewinding.mark(asdict(config)),
             memory=memory,
             clock=clock,
         )
@@ -171,6 +172,11 @@ class Checkpoints(NoCheckpoints):
     def arrived(self, step: int) -> None:
         """With the others' state, who have seen to it that it was saved when it was due."""
         self._schedule.begun(step, self._clock())
+
+    def settle_up_to(self, step: int) -> None:
+        """The run goes back to `step` or before: what is on its way and old enough should arrive first."""
+        if self._saver.begun is not None and self._saver.begun <= step:
+            self._saver.settle(REWIND_SETTLE_S)
 
     def member_lost(self) -> None:
         self._schedule.lost()
@@ -240,27 +246,36 @@ class Checkpoints(NoCheckpoints):
         gathered = self._recaller.gather() if self._recaller is not None else None
         storage = open_storage(self._settings.uri) if self._settings.uri else None
         try:
-            found, place = self._find(storage, gathered)
+            left_out: frozenset[int] = frozenset()
+            for opened in (gathered, storage):
+                left_out |= self._rewinding.forget(opened, self._warn) if opened is not None else frozenset()
+            found, place = self._find(storage, gathered, left_out)
         finally:
             for opened in (storage, gathered):
                 if opened is not None:
                     opened.close()
         if found is None:
+            self._rewinding.check_start()
+            self._rewinding.began(0)
             return None
         manifest, snapshot = found
         self._check(manifest)
+        self._rewinding.began(manifest.step)
         self._holder.restore(snapshot, adopt=True)
         self._schedule.resumed(manifest.step, self._clock())
         duration_s = round(self._clock() - started, 4)
         self._events.write("resumed", step=manifest.step, uri=place, bytes=snapshot.nbytes, duration_s=duration_s)
         return manifest.step
 
-    def _find(self, storage: Storage | None, gathered: GatheredStorage | None) -> tuple[Found | None, str]:
+    def _find(
+        self, storage: Storage | None, gathered: GatheredStorage | None, left_out: frozenset[int]
+    ) -> tuple[Found | None, str]:
         """The newest checkpoint that verifies, and where it was: in memory, unless storage has a newer one."""
         newest, down = -1, None
         try:
             if storage is not None:
-                newest = max((entry.step for entry in list_checkpoints(storage) if entry.committed), default=-1)
+                committed = (entry.step for entry in list_checkpoints(storage) if entry.committed)
+                newest = max((step for step in committed if step not in left_out), default=-1)
         except StorageError as error:
             down = error
         if gathered is not None and self._recaller is not None:
@@ -274,13 +289,15 @@ class Checkpoints(NoCheckpoints):
                 return found, gathered.place_of(found[0].step)
         if down is not None:
             raise down
-        return self._find_older(storage, gathered) if storage is not None else (None, "")
+        return self._find_older(storage, gathered, left_out) if storage is not None else (None, "")
 
-    def _find_older(self, storage: Storage, gathered: GatheredStorage | None) -> tuple[Found | None, str]:
+    def _find_older(
+        self, storage: Storage, gathered: GatheredStorage | None, left_out: frozenset[int]
+    ) -> tuple[Found | None, str]:
         """Storage has something newer than memory. Where that is damaged, memory may be better than what is older."""
         found, place, failure = None, storage.uri, None
         try:
-            found = newest_valid(storage, warn=self._warn)
+            found = newest_valid(storage, warn=self._warn, leave_out=left_out)
         except IntegrityError as error:
             failure = error
         if gathered is not None:

@@ -29,6 +29,7 @@ class Gradients:
 
     def __init__(self, me: str, *, shards: int, arena: Arena, sums: Sums, exact: Exact, kind: str, small: bool) -> None:
         self.kind = kind
+        self.passed: frozenset[int] = frozenset()  # steps to which nobody brings anything
         self.sums = sums
         self.kept: Kept | None = None
         self.metrics: dict[str, dict[int, float]] = {}  # of my shards of this step: name -> shard -> value
@@ -74,6 +75,10 @@ class Gradients:
         assert layout is not None
         notes = self._notes.pop(effect.step)
         path = self._path_in(group, interrupted)
+        if effect.step in self.passed:
+            nothing = torch.zeros(layout.slot_bytes, dtype=torch.uint8)
+            self.kept = Kept(effect.step, layout, nothing, frozenset(), {}, lambda: True)
+            return path.bulk
         check_coverage(self.sums.tree, effect.shards, notes)
         memory, is_intact = path.reduce(effect.step, layout, group.view.members, notes)
         self.kept = Kept(effect.step, layout, memory, present_in(layout, notes), mean_metrics(notes), is_intact)

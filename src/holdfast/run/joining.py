@@ -21,7 +21,8 @@ from holdfast.checkpoint.memory_place import memory_directory
 from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
 from holdfast.core.config import NON_FINITE, NUMERICS, RunConfig
 from holdfast.core.errors import ConfigError, LedgerUnavailable, NumericsError
-from holdfast.core.words import KEY_CONFIG, KEY_NUMERICS, KEY_SIZE, Registration, encode_json
+from holdfast.core.rewinds import Rewinds
+from holdfast.core.words import KEY_CONFIG, KEY_NUMERICS, KEY_REWINDS, KEY_SIZE, Registration, encode_json
 from holdfast.data.loader import ShardLoader
 from holdfast.data.shards import ShardPlan
 from holdfast.events import EventLog
@@ -49,6 +50,7 @@ from holdfast.run.memory import keep_freed_memory
 from holdfast.run.memory_desk import serve_memory
 from holdfast.run.numerics import check_fingerprint, fingerprint, fix_arithmetic
 from holdfast.run.recalling import Recaller
+from holdfast.run.rewinding import Rewinding
 from holdfast.run.snapshot_desk import SnapshotDesk
 from holdfast.run.sockets import listens_everywhere, open_tcp, open_unix
 from holdfast.run.worker import LeaveRequested, Worker
@@ -212,6 +214,7 @@ class _Place:
     def __init__(self, environment: WorkerEnvironment | None, mark: str) -> None:
         self.environment = environment
         self.fingerprint = mark
+        self.rewinds = Rewinds()
         self.mailbox = Mailbox()
         self.listener: Listener | None = None
         self.host = (environment.host if environment else "") or socket.gethostname()
@@ -260,6 +263,8 @@ class _Place:
             entry = self.ledger.get(KEY_CONFIG)
             if entry is not None:
                 config.check_same(entry.value)
+        record = self.ledger.get(KEY_REWINDS)  # before this worker registers: see rewinding.py
+        self.rewinds = Rewinds.decode(record.value) if record is not None else Rewinds()
         mark = encode_json({"fingerprint": self.fingerprint, "worker": self.me, "torch": torch.__version__})
         if self.ledger.compare_and_set(KEY_NUMERICS, mark, expected=0) is None:
             entry = self.ledger.get(KEY_NUMERICS)
@@ -299,7 +304,8 @@ class _Place:
             local=local,
         )
         feed = LedgerFeed(self.ledger, registration, self.mailbox, self.events, lease_s=self.lease_s)
-        checkpoints = self._checkpoints(config, holder, saving, feed)
+        rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None)
+        checkpoints = self._checkpoints(config, holder, saving, feed, rewinding)
         machine = Machine(
             self.me,
             shards=config.shards,
@@ -331,8 +337,10 @@ class _Place:
             events=self.events,
             outage_s=config.outage_s,
             checkpoints=checkpoints,
+            rewinding=rewinding,
             audits=Audits(machine.audits, me=self.me, holder=holder, events=self.events, feed=feed),
         )
+        worker.gradients.passed = rewinding.passed
         feed.start()
         return worker, feed
 
@@ -341,7 +349,7 @@ class _Place:
         return memory_directory(environment.run_dir, self.keys.secret) if environment is not None else None
 
     def _checkpoints(
-        self, config: RunConfig, holder: Holder, saving: CheckpointSettings, feed: LedgerFeed
+        self, config: RunConfig, holder: Holder, saving: CheckpointSettings, feed: LedgerFeed, rewinding: Rewinding
     ) -> NoCheckpoints:
         """In storage, in hosts' memory, or both. A run of one keeps nothing in memory: it has no host to itself."""
         environment, root = self.environment, self._memory_root()
@@ -353,6 +361,7 @@ class _Place:
                 run_directory=environment.run_dir,
                 warn=lambda text: self.events.write("warning", text=text),
             )
+            rewinding.forget_memory(root)
             recaller = Recaller(root, me=self.me, host=self.host, keys=self.keys, who=feed.who)
         if not saving.uri and memory is None:
             return NoCheckpoints()
@@ -364,6 +373,7 @@ class _Place:
             run=environment.run if environment else "",
             feed=feed,
             events=self.events,
+            rewinding=rewinding,
             memory=memory,
             recaller=recaller,
         )

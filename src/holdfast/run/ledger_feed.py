@@ -15,13 +15,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.core.errors import LeaseGone, LedgerError, LedgerUnavailable, ProtocolError, WatchGap
+from holdfast.core.rewinds import Rewinds
 from holdfast.core.words import (
     KEY_DEAD,
     KEY_DONE,
     KEY_HOSTS,
+    KEY_REWINDS,
     KEY_ROLLS,
     KEY_SIZE,
     KEY_STOP,
@@ -47,6 +49,7 @@ class LedgerNews:
 
     state: LedgerState
     registrations: dict[str, Registration]
+    rewinds: Rewinds = field(default_factory=Rewinds)
 
 
 class LedgerFeed:
@@ -94,6 +97,14 @@ class LedgerFeed:
 
     def put(self, key: str, value: bytes) -> None:
         self._ask(f"put {key}", lambda: self._put(key, value))
+
+    def compare_and_set(self, key: str, value: bytes, expected: int) -> None:
+        """Once; `entry` tells what came of it, if anything did."""
+        self._ask(f"set {key}", lambda: self._compare_and_set(key, value, expected))
+
+    def entry(self, key: str) -> Entry | None:
+        """By the ledger as it was last seen."""
+        return self._entries.get(key)
 
     def who(self) -> tuple[dict[str, Registration], frozenset[str]]:
         """Who is registered, and the hosts whose agents live, by the ledger as it was last seen."""
@@ -189,6 +200,9 @@ class LedgerFeed:
     def _put(self, key: str, value: bytes) -> None:
         self._ledger.put(key, value)
 
+    def _compare_and_set(self, key: str, value: bytes, expected: int) -> None:
+        self._ledger.compare_and_set(key, value, expected=expected)
+
     # ---- the watch
 
     def _watch(self) -> None:
@@ -268,4 +282,5 @@ def read_news(entries: dict[str, Entry]) -> LedgerNews:
         done=KEY_DONE in entries,
         rolls=rolls,
     )
-    return LedgerNews(state, registrations)
+    rewinds = entries.get(KEY_REWINDS)
+    return LedgerNews(state, registrations, Rewinds.decode(rewinds.value) if rewinds else Rewinds())

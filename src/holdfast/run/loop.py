@@ -213,7 +213,7 @@ class Run:
                 yield step, shard
             number = step + 1
             while number < self._target:
-                for shard in mine:
+                for shard in mine if number not in self._worker.rewinding.passed else ():
                     yield number, shard
                 number += 1
 
@@ -304,10 +304,11 @@ class Step:
                 return
             worker.begin(self.number)
             durations_s: list[float] = []
-            if directive.shards:
+            shards = directive.shards if self.number not in worker.rewinding.passed else ()
+            if shards:
                 run._expect(self.number)
-            counted = set(directive.shards)
-            for shard in (*directive.shards, *worker.audits.missing(directive)):
+            counted = set(shards)
+            for shard in (*shards, *worker.audits.missing(directive, worker.rewinding.passed)):
                 began = time.perf_counter()
                 batch = run._loader.get(self.number, shard)
                 run._exact.before_shard()

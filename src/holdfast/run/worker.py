@@ -26,7 +26,7 @@ from holdfast.modes.exact import Exact
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.groups import BrokenGroup, Gone, Group, Said
 from holdfast.reduce.reduction import Kept
-from holdfast.run.auditing import NO_MAJORITY, Audits
+from holdfast.run.auditing import CORRUPTION, NO_MAJORITY, REWINDS_MAX, Audits
 from holdfast.run.checkpointing import NoCheckpoints
 from holdfast.run.fetching import Fetcher
 from holdfast.run.gradients import Gradients
@@ -35,6 +35,7 @@ from holdfast.run.ledger_feed import LedgerFeed, LedgerNews
 from holdfast.run.mailbox import Mailbox
 from holdfast.run.meeting import Connected, Meeting, Unreachable
 from holdfast.run.pausing import Pauses
+from holdfast.run.rewinding import Rewinding
 from holdfast.run.snapshot_desk import SnapshotDesk
 from holdfast.state.snapshot import Holder, Snapshot
 from holdfast.trust.keys import Keys
@@ -66,11 +67,13 @@ class Worker:
         events: EventLog,
         checkpoints: NoCheckpoints,
         audits: Audits,
+        rewinding: Rewinding,
         outage_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.machine = machine
         self.gradients = gradients
+        self.rewinding = rewinding
         self._mailbox = mailbox
         self._feed = feed
         self._exact = exact
@@ -150,6 +153,14 @@ class Worker:
         taken = self._holder.capture(step)
         return Snapshot(step, taken.tree, tuple(tensor.clone() for tensor in taken.tensors))
 
+    def rewind(self, *, back_to: int, passed: tuple[int, ...], reason: str, **more: Any) -> NoReturn:
+        """The run goes back, and this worker ends: see rewinding.py, whose `ask` takes the same."""
+        self._checkpoints.settle_up_to(back_to)
+        try:
+            self.rewinding.ask(back_to=back_to, passed=passed, reason=reason, **more)
+        except Evicted as end:
+            self._leave(m.End("evicted", end.reason))
+
     def go_back_to(self, snapshot: Snapshot) -> None:
         self._holder.restore(snapshot)
         self._exact.rebase()
@@ -222,6 +233,8 @@ class Worker:
         for item in self._mailbox.take_all():
             if isinstance(item, LedgerNews):
                 self._registrations, self._rolls = item.registrations, item.state.rolls
+                if why := self.rewinding.overtaken(item.rewinds):
+                    self._ended = m.End("evicted", why)
                 self._queue.append(m.LedgerSaw(item.state))
             elif isinstance(item, Connected):
                 self._meeting.connected(item)
@@ -400,6 +413,16 @@ class Worker:
         if end.kind == "evicted":
             self._events.write("evicted", view=self.machine._number(), reason=end.reason)
             raise Evicted(end.reason)
+        if end.kind == "rewind" and (found := self.audits.found) is not None:
+            # Every member that is not accused asks for the same.
+            self.rewind(
+                back_to=found.good or 0,
+                passed=(),
+                reason=end.reason,
+                kind=CORRUPTION,
+                evict=found.liars,
+                rewinds_max=REWINDS_MAX,
+            )
         if end.kind == "corrupt":
             raise CorruptionError(end.reason, hint=NO_MAJORITY)
         step, view = self.machine.next, self.machine.view
