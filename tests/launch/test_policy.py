@@ -279,3 +279,27 @@ def test_a_system_that_starts_no_processes_is_asked_again_with_back_off() -> Non
                 policy.start_failed(0, minute * 60.0)
     assert [type(action) for action in actions] == [Start, Start, Start, End]
     assert actions[-1].exit_code == 1
+
+
+def test_a_slot_whose_workers_are_found_wrong_stays_empty_in_the_end() -> None:
+    story = Story(workers=3)
+    for incarnation in (1, 2, 3):
+        assert f"w1.{incarnation}" in story.alive
+        story.event("w0.1", "corruption", step=7, liars=[f"w1.{incarnation}"])
+        story.event(f"w1.{incarnation}", "corruption", step=7, liars=[f"w1.{incarnation}"])  # counts once
+        story.exit(f"w1.{incarnation}", code=75)
+        story.tick(60.0)
+    assert story.alive == ["w0.1", "w2.1"]
+    story.policy.resized(4)
+    story.tick()
+    assert story.alive == ["w0.1", "w2.1", "w3.1"]
+
+
+def test_who_accuses_is_replaced_as_ever() -> None:
+    story = Story(workers=3)
+    for _ in range(4):
+        worker = next(name for name in story.alive if name.startswith("w0."))
+        story.event(worker, "corruption", step=7, liars=["w9.1"])
+        story.exit(worker, code=75)
+        story.tick(60.0)
+    assert len(story.alive) == 3

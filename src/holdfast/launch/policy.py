@@ -81,6 +81,7 @@ class _Slot:
     restart_at: float = 0.0
     counted: bool = False  # the next start is a restart
     own_failures: int = 0  # since the run's step last advanced
+    lies: int = 0  # how often the others found its worker's bits wrong
 
 
 @dataclass
@@ -91,6 +92,7 @@ class _Worker:
     finished: bool = False
     reached: bool = False  # the end of a loop: its script may take its time now, to evaluate or to save
     evicted: bool = False
+    lied: bool = False
     failed: bool = False
     unregistered_by: float = math.inf  # then a process without registration counts as hung
     leave_by: float = math.inf
@@ -104,6 +106,7 @@ class Policy:
     spares: int
     restarts_max: int
     stop_grace_s: float = STOP_GRACE_S
+    strikes: int = 3  # so often a slot's worker may be found wrong; then the slot stays empty
     step: int = 0  # the highest that was ever seen
     restarts: int = 0
     stopping: str = ""
@@ -158,6 +161,9 @@ class Policy:
                 slot.own_failures = 0
         if kind == "finished":
             self.finished(now)
+        for liar in event.get("liars") or () if kind == "corruption" else ():
+            if liar in self.alive:
+                self.alive[liar].lied = True
         worker = self.alive.get(str(event["who"]))
         if worker is None:
             return
@@ -190,6 +196,9 @@ class Policy:
             # Asked to leave, then wanted again: the slot gets a new worker.
             slot.left = not (gone.asked_to_leave and gone.slot < self.size)
             return gone.kill_reason or ("finished" if gone.finished else "stopped" if self.stopping else "left")
+        if gone.lied:
+            slot.lies += 1
+            slot.left = slot.lies >= self.strikes
         if code == EXIT_EVICTED:
             self._back_off(slot, now, counted=False)
             return "evicted"
@@ -219,7 +228,7 @@ class Policy:
         self.workers = workers
         if grown:
             for slot in self.slots.values():
-                slot.left = False
+                slot.left = slot.lies >= self.strikes
 
     def stop(self, reason: str, exit_code: int, now: float) -> None:
         """Finish the step and leave in order."""

@@ -40,6 +40,7 @@ class RunRecord:
     saved: int | None = None  # the step of the newest checkpoint
     saved_to: str = ""
     unsaved: dict[str, str] = field(default_factory=dict)  # who cannot save, and why
+    liars: dict[str, int] = field(default_factory=dict)  # whose bits the others found wrong, and at which step
 
     def feed(self, event: Mapping[str, Any]) -> None:
         """Take one event. Fields that are missing or wrong are passed over: a log is never a reason to fail."""
@@ -119,6 +120,9 @@ class RunRecord:
         self.metrics = dict(metrics) if isinstance(metrics, dict) else self.metrics
         self.samples_per_s = float(event.get("samples_per_s") or 0.0)
         self.view = max(self.view, int(event.get("view", 0)))
+
+    def _on_corruption(self, event: Mapping[str, Any]) -> None:
+        self.liars.update(dict.fromkeys(map(str, event.get("liars", ())), int(event["step"])))
 
     def _on_ledger_down(self, event: Mapping[str, Any]) -> None:
         self.cut_off.setdefault(str(event["who"]), float(event["t"]))
