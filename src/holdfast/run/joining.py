@@ -116,8 +116,9 @@ def join(
         path=_path(environment),
         outage_s=environment.outage_s if environment else 0.0,
         checkpoint="" if saving.own else saving.uri,
-        audit=environment.audit if environment else 0.0,
-        audit_every=environment.audit_every if environment else 0,
+        # Where other arithmetic is let in, other bits are nobody's fault.
+        audit=environment.audit if environment and numerics == "refuse" else 0.0,
+        audit_every=environment.audit_every if environment and numerics == "refuse" else 0,
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)

@@ -15,7 +15,9 @@ from holdfast.state.codec import Tree, unpack_tree
 from holdfast.state.layout import memory_of
 from holdfast.state.snapshot import Snapshot
 
-SLICE_BYTES = 32 * 2**20  # a few milliseconds; finding what lies in it takes about as long in a large model
+SLICE_BYTES = (
+    128 * 2**20
+)  # hashed in some 20 ms; to find what lies in it takes nearly as long where parameters are many
 
 
 def slices_for(parameters_bytes: int) -> int:

@@ -84,7 +84,8 @@ def drill(args: argparse.Namespace, home: Path) -> int:
     # Late enough that the optimizer has state, early enough that the state is compared once more before the end.
     at = rng.randrange(2, args.steps - args.audit_every - 1)
     began = time.monotonic()
-    found, run = train(home, "faulty", args, {FLIP: f"{liar} {args.kind} {at} {rng.randrange(1 << 30)}"})
+    order = f"{liar} {args.kind} {at} {rng.randrange(1 << 30)} {args.bit}"
+    found, run = train(home, "faulty", args, {FLIP: order})
     note = home / "note"
     if not note.exists():
         print(f"seed {args.seed}: FAILED: nothing was flipped")
@@ -108,6 +109,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--audit-every", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bit", type=int, default=-1, choices=range(-1, 32), metavar="0..31", help="default: any")
     parser.add_argument("--path", choices=("auto", "shared-memory", "network"), default="auto")
     parser.add_argument("--digest", help="of the quiet run, if it is known already")
     parser.add_argument("--keep", action="store_true", help="keep the run directory")

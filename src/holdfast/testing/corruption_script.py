@@ -20,20 +20,20 @@ from torch.nn import functional as F
 import holdfast
 from holdfast.testing.exactness_script import Net, Noisy
 
-FLIP = "HOLDFAST_DRILL_FLIP"  # "WORKER KIND STEP SEED"
+FLIP = "HOLDFAST_DRILL_FLIP"  # "WORKER KIND STEP SEED BIT"; bit -1: any
 KINDS = ("gradient", "parameter", "optimizer")
 # An optimizer's averages forget: of the lower bits of a number nothing may be left a few steps later, and no harm done.
 LOWEST_BIT = {"gradient": 0, "parameter": 0, "optimizer": 16}
 
 
-def flip(tensors: list[torch.Tensor], kind: str, rng: random.Random) -> str:
+def flip(tensors: list[torch.Tensor], kind: str, rng: random.Random, bit: int = -1) -> str:
     """Flip one bit of one number that is not zero, and say which."""
     candidates = [tensor for tensor in tensors if tensor.dtype == torch.float32 and bool((tensor != 0).any())]
     tensor = rng.choice(candidates).detach()
     bits = tensor.view(torch.int32)
     places = tensor.nonzero().tolist()
     place = tuple(rng.choice(places))
-    bit = rng.randrange(LOWEST_BIT[kind], 32)
+    bit = bit if bit >= 0 else rng.randrange(LOWEST_BIT[kind], 32)
     before = float(tensor[place])
     bits[place] ^= torch.tensor(1 << bit if bit < 31 else -(1 << 31), dtype=torch.int32)
     return f"bit {bit} of {tuple(tensor.shape)}{list(place)}: {before!r} -> {float(tensor[place])!r}"
@@ -43,7 +43,8 @@ class Flip:
     """What this worker is to do wrong, if anything."""
 
     def __init__(self, worker: str, note: Path) -> None:
-        who, self.kind, step, seed = os.environ.get(FLIP, "- - -1 0").split()
+        who, self.kind, step, seed, bit = os.environ.get(FLIP, "- - -1 0 -1").split()
+        self._bit = int(bit)
         self._step = int(step) if who == worker else -1
         self._rng = random.Random(int(seed))
         self._note = note
@@ -51,7 +52,7 @@ class Flip:
     def happens(self, kind: str, step: int, tensors: list[torch.Tensor]) -> None:
         if kind == self.kind and step == self._step and tensors:
             self._step = -1
-            self._note.write_text(f"{step} {flip(tensors, kind, self._rng)}")
+            self._note.write_text(f"{step} {flip(tensors, kind, self._rng, self._bit)}")
 
 
 def main() -> None:
