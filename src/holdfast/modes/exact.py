@@ -29,6 +29,7 @@ class Exact:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.parameters = list(model.parameters())  # a shared parameter once
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         _check(self.parameters)
         self._buffers = _buffers_of(model)
         self._live = [buffer.tensor for buffer in self._buffers]
@@ -146,6 +147,38 @@ class Exact:
                 elif offset in self._dirty:
                     live.copy_(base)
         self._dirty.clear()
+
+    def skip(self) -> None:
+        """After `load`: as if the step had brought nothing."""
+        self.clear_gradients()
+        if self._live:
+            with torch.no_grad():
+                self._put_back(keep_values=False)
+                torch._foreach_copy_(self._live, self._base)
+        self._dirty.clear()
+
+    def clear_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.has_gradients = False
+
+    def first_non_finite(self, kept: Kept) -> str:
+        """The parameter whose mean gradient is not finite; empty: all are.
+
+        One pass at the speed of memory: a sum with an infinity or a NaN in it is one. A sum that is too large for its
+        dtype is one, too, and then every tensor is looked at.
+        """
+        trained = len(self._trained)
+        for section, vector in zip(kept.layout.sections, kept.layout.vectors(kept.memory), strict=True):
+            last = sum(index < trained for index in section.entries)  # the others are buffers, which come after them
+            end = section.starts[last] if last < len(section.starts) else section.elements
+            narrow = section.dtype in (torch.float16, torch.bfloat16)
+            if last and not torch.isfinite(vector[:end].sum(dtype=torch.float32 if narrow else None)):
+                views = self._views(kept)
+                for index in section.entries[:last]:
+                    if not torch.isfinite(views[index]).all():
+                        return self._names[id(self._trained[index])]
+        return ""
 
     def _views(self, kept: Kept) -> list[torch.Tensor]:
         key = kept.memory.data_ptr()
