@@ -364,3 +364,27 @@ def test_who_has_finished_does_not_hang() -> None:
     story = Story()
     story.event("w1.1", "finished", step=9)
     assert story.policy.hung("w1.1") == [] and story.policy.hung("w0.1") == []
+
+
+def test_a_slot_whose_workers_are_found_wrong_stays_empty_in_the_end() -> None:
+    story = Story(workers=3)
+    for incarnation in (1, 2, 3):
+        assert f"w1.{incarnation}" in story.alive
+        story.event("w0.1", "corruption", step=7, liars=[f"w1.{incarnation}"])
+        story.event(f"w1.{incarnation}", "corruption", step=7, liars=[f"w1.{incarnation}"])  # counts once
+        story.exit(f"w1.{incarnation}", code=75)
+        story.tick(60.0)
+    assert story.alive == ["w0.1", "w2.1"]
+    story.policy.resized(4)
+    story.tick()
+    assert story.alive == ["w0.1", "w2.1", "w3.1"]
+
+
+def test_who_accuses_is_replaced_as_ever() -> None:
+    story = Story(workers=3)
+    for _ in range(4):
+        worker = next(name for name in story.alive if name.startswith("w0."))
+        story.event(worker, "corruption", step=7, liars=["w9.1"])
+        story.exit(worker, code=75)
+        story.tick(60.0)
+    assert len(story.alive) == 3

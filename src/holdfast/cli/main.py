@@ -120,6 +120,11 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--lease", type=float, default=2.0, metavar="S", help="seconds until a silent worker is hung")
     run.add_argument("--stuck-after", default="5s", metavar="T", help="a shard without a move is hung (or: none)")
     run.add_argument("--hang-after", default="2min", metavar="T", help="so is anything else (2min; or: none)")
+    run.add_argument(
+        "--audit", type=float, default=0.0, metavar="F", help="let two workers compute this part of shards"
+    )
+    run.add_argument("--audit-every", type=int, default=100, metavar="N", help="steps to compare workers' states in")
+    run.add_argument("--strikes", type=int, default=3, metavar="N", help="times a slot's worker may be found wrong")
     _add_directory(run)
     # Everything from the script on is the script's own, whatever it looks like.
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a module")
@@ -184,6 +189,9 @@ def _run(options: argparse.Namespace) -> int:
         checkpoint=checkpoint_settings(options),
         stuck_after_s=parse_patience("--stuck-after", options.stuck_after),
         hang_after_s=parse_patience("--hang-after", options.hang_after),
+        audit=options.audit,
+        audit_every=options.audit_every,
+        strikes=options.strikes,
     )
     settings.validate()
     if options.run is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.cli.control import find_run, ledger_of
 from holdfast.core.errors import LedgerError, ProtocolError
-from holdfast.core.words import KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_whole
+from holdfast.core.words import KEY_LIARS, KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_whole
 from holdfast.detection.progress import Limits
 from holdfast.events import read_events
 from holdfast.launch.directory import RunDirectory, home_directory, runs_in
@@ -70,6 +70,7 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "checkpoint": record.saved,
         "checkpoint_uri": record.saved_to or (described.get("checkpoint") or {}).get("uri") or None,
         "slow": {worker: why for worker, why in record.slow.items() if worker in record.members} if living else {},
+        "liars": dict(record.liars),
         "storage_away": dict(record.unsaved) if living else {},
         "digest": (record.finished or {}).get("digest"),
         "ended": record.ended or None,
@@ -121,6 +122,9 @@ def _ask_ledger(directory: RunDirectory, status: dict[str, Any]) -> set[str] | N
         sizes = [decode_whole(value, "workers") for key, value in entries.items() if key.startswith(KEY_SIZE)]
         if sizes:
             status["target"] = sum(sizes)
+        for key, value in entries.items():
+            if key.startswith(KEY_LIARS):
+                status["liars"][key[len(KEY_LIARS) :]] = decode_whole(value, "step")
         status["hosts"] = other_hosts(entries, "")
     except (LedgerError, ProtocolError, KeyError, ValueError, OSError) as error:
         status["ledger_away"] = status["ledger_away"] or (["status"] if isinstance(error, LedgerError) else [])
@@ -187,6 +191,8 @@ def _lines(status: dict[str, Any]) -> list[str]:
         lines.append(f"storage: {worker} cannot save, and its newest snapshot waits in memory: {reason}")
     for worker, why in status["slow"].items():
         lines.append(f"slow: {worker}: {why}")
+    for worker, step in sorted(status["liars"].items()):
+        lines.append(f"corruption: {worker} was found wrong at step {step}: test its memory and processor")
     for worker, reason in status["paused"].items():
         lines.append(f"paused: {worker}: {reason}")
     for worker in status["workers"]:

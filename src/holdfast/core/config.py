@@ -8,6 +8,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.words import decode_json, encode_json
 
 SHARDS_MAX = 4096
+AUDIT_EVERY_MAX = 1_000_000
 SEED_MAX = 1 << 63
 LAST = ("drop", "pad")
 NUMERICS = ("refuse", "warn")
@@ -33,6 +34,8 @@ class RunConfig:
     checkpoint: str = ""  # where checkpoints are kept; empty: nowhere
     non_finite: str = "stop"  # see NON_FINITE
     spike: float = 0.0  # a loss that many times the usual is treated as one that is not finite; 0: none is
+    audit: float = 0.0  # the fraction of shards that two workers compute
+    audit_every: int = 0  # the members' states are compared once in so many steps; 0: never
 
     def validate(self) -> RunConfig:
         for name in ("batch", "shards", "threads"):
@@ -54,7 +57,16 @@ class RunConfig:
         if self.path not in PATHS:
             raise ConfigError(f"path is {self.path!r}", hint=f"path is one of {', '.join(map(repr, PATHS))}")
         self._check_diverging()
+        self._check_audits()
         return self
+
+    def _check_audits(self) -> None:
+        if not 0 <= self.audit <= 1:
+            raise ConfigError(f"audit is {self.audit!r}", hint="a fraction of the shards, from 0 (none) to 1 (all)")
+        if not 0 <= self.audit_every <= AUDIT_EVERY_MAX:
+            raise ConfigError(
+                f"audit_every is {self.audit_every!r}", hint=f"steps, from 0 (never) to {AUDIT_EVERY_MAX}; 100 is usual"
+            )
 
     def _check_diverging(self) -> None:
         if self.non_finite not in NON_FINITE:

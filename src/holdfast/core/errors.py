@@ -15,7 +15,8 @@ HoldfastError
 │   ├── NotStored         there is nothing under that name
 │   └── IntegrityError    bytes are not those that were written
 ├── NumericsError         arithmetic that would not give the same bits here
-└── DivergedError         the training itself: a gradient or a metric is not finite any more, or a loss is a spike
+├── DivergedError         the training itself: a gradient or a metric is not finite any more, or a loss is a spike
+└── CorruptionError       hardware that gives wrong bits, and nobody can say whose
 
 Evicted and Stopped are not errors of anyone: they end a worker's loop, and derive from SystemExit so that a
 script's `except Exception` does not swallow them.
@@ -98,6 +99,10 @@ class NumericsError(HoldfastError):
 
 class DivergedError(HoldfastError):
     """A gradient or a metric is NaN or infinite, or a loss is a spike. Every worker sees it at the same step."""
+
+
+class CorruptionError(HoldfastError):
+    """Workers disagree on what has one answer, and no majority says who is wrong. All of them stop."""
 
 
 class Evicted(SystemExit):

@@ -34,6 +34,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "storage_up": ("uri", "down_s"),
     "rewound": ("number", "step", "passed", "reason"),  # the run goes back to `step` or before; by all workers
     "skipped": ("step", "reason"),  # its update is not applied
+    # written by every member that sees it: two workers disagree on bits that have one value
+    "corruption": ("step", "what", "where", "digests", "liars", "decided", "good"),
     # written by both
     "ledger_down": ("reason",),
     "ledger_up": ("down_s",),

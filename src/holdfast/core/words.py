@@ -22,6 +22,7 @@ KEY_DEAD = "dead/"  # + id: the agent saw this worker's process end
 KEY_CHECKPOINT = "checkpoint"  # {"step": N, "uri": ...}: the newest that is committed
 KEY_STOP = "stop"  # {"reason": ...}: finish the step and leave in order
 KEY_DONE = "done"  # {"step": N, "digest": ...}: the run is finished
+KEY_LIARS = "liar/"  # + id: {"step": N, "what": ..., "host": ...}: the others found this worker's bits wrong
 KEY_REWINDS = "rewinds"  # how often the run went back, how far, and which steps it passes: core/rewinds.py
 KEY_ORIGIN = "origin"  # {"step": N}: where the run began; 0 unless it was given a checkpoint of another
 KEY_INCARNATIONS = "incarnation/"  # + slot or slot@host: how many workers this slot has had

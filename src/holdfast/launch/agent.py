@@ -126,7 +126,8 @@ class Agent:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         # Whoever is asked to leave may save first, which takes as long as the notice at most.
         grace_s = max(STOP_GRACE_S, settings.checkpoint.notice_s + 5.0)
-        self._policy = Policy(settings.workers, settings.spares, settings.restarts, grace_s, settings.replace_slow)
+        limits = settings.restarts, grace_s, settings.replace_slow, settings.strikes
+        self._policy = Policy(settings.workers, settings.spares, *limits)
         self._registered: set[str] = set()
         self._buried: set[str] = set()
         self._interrupts = 0

@@ -98,6 +98,8 @@ class Crew:
             advertise=settings.advertise,
             outage_s=settings.outage_s if settings.ledger else 0.0,
             checkpoint=settings.checkpoint.placed(self._directory.path, alone=not settings.ledger).encode(),
+            audit=settings.audit,
+            audit_every=settings.audit_every,
         )
         variables = {
             **os.environ,

@@ -33,6 +33,8 @@ KEYS = "HOLDFAST_KEYS"
 ADVERTISE = "HOLDFAST_ADVERTISE"
 OUTAGE_S = "HOLDFAST_OUTAGE_S"
 CHECKPOINT = "HOLDFAST_CHECKPOINT"
+AUDIT = "HOLDFAST_AUDIT"
+AUDIT_EVERY = "HOLDFAST_AUDIT_EVERY"
 LEDGER_SOCKET = "ledger.sock"  # in the socket directory
 PATHS = ("auto", "shared-memory", "network")
 
@@ -54,6 +56,8 @@ class WorkerEnvironment:
     advertise: str = ""  # the address that workers of other hosts dial, where it is not the one that we listen on
     outage_s: float = 0.0  # how long to train on without the ledger; 0: for ever
     checkpoint: str = ""  # CheckpointSettings, encoded; empty: none
+    audit: float = 0.0  # the fraction of shards that two workers compute
+    audit_every: int = 0  # the members' states are compared once in so many steps; 0: never
 
     @property
     def run(self) -> str:
@@ -82,6 +86,8 @@ class WorkerEnvironment:
             ADVERTISE: self.advertise,
             OUTAGE_S: repr(self.outage_s),
             CHECKPOINT: self.checkpoint,
+            AUDIT: repr(self.audit),
+            AUDIT_EVERY: str(self.audit_every),
         }
 
     @classmethod
@@ -104,6 +110,8 @@ class WorkerEnvironment:
                 advertise=found.get(ADVERTISE, ""),
                 outage_s=float(found.get(OUTAGE_S, "0.0")),
                 checkpoint=found.get(CHECKPOINT, ""),
+                audit=float(found.get(AUDIT, "0.0")),
+                audit_every=int(found.get(AUDIT_EVERY, "0")),
             )
         except (KeyError, ValueError) as error:
             raise ConfigError(

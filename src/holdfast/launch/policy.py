@@ -82,6 +82,7 @@ class _Slot:
     restart_at: float = 0.0
     counted: bool = False  # the next start is a restart
     own_failures: int = 0  # since the run's step last advanced
+    lies: int = 0  # how often the others found its worker's bits wrong
 
 
 @dataclass
@@ -92,6 +93,7 @@ class _Worker:
     finished: bool = False
     reached: bool = False  # the end of a loop: its script may take its time now, to evaluate or to save
     evicted: bool = False
+    lied: bool = False
     failed: bool = False
     registered: bool = False
     slow_times: float = 1.0  # as long as is usual for a shard
@@ -109,6 +111,7 @@ class Policy:
     restarts_max: int
     stop_grace_s: float = STOP_GRACE_S
     replace_below: float = 0.0  # of the usual speed; 0: slow workers are not replaced
+    strikes: int = 3  # so often a slot's worker may be found wrong; then the slot stays empty
     step: int = 0  # the highest that was ever seen
     restarts: int = 0
     stopping: str = ""
@@ -175,6 +178,9 @@ class Policy:
             self.finished(now)
         if kind in ("slow", "no_longer_slow"):
             self._paced(str(event.get("worker")), float(event.get("times", 1.0)), float(event.get("since_s", 0.0)), now)
+        for liar in event.get("liars") or () if kind == "corruption" else ():
+            if liar in self.alive:
+                self.alive[liar].lied = True
         worker = self.alive.get(str(event["who"]))
         if worker is None:
             return
@@ -214,6 +220,9 @@ class Policy:
             # Asked to leave, then wanted again: the slot gets a new worker.
             slot.left = not (gone.asked_to_leave and gone.slot < self.size)
             return gone.kill_reason or ("finished" if gone.finished else "stopped" if self.stopping else "left")
+        if gone.lied:
+            slot.lies += 1
+            slot.left = slot.lies >= self.strikes
         if code == EXIT_EVICTED:
             self._back_off(slot, now, counted=False)
             return "evicted"
@@ -243,7 +252,7 @@ class Policy:
         self.workers = workers
         if grown:
             for slot in self.slots.values():
-                slot.left = False
+                slot.left = slot.lies >= self.strikes
 
     def stop(self, reason: str, exit_code: int, now: float) -> None:
         """Finish the step and leave in order."""

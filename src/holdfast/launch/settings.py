@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.settings import CheckpointSettings
+from holdfast.core.config import AUDIT_EVERY_MAX
 from holdfast.core.errors import ConfigError
 from holdfast.launch.addresses import parse_listen
 from holdfast.launch.environment import PATHS
@@ -49,6 +50,9 @@ class RunSettings:
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     stuck_after_s: float = 5.0  # a shard or a batch that stands still for so long hangs; 0: never
     hang_after_s: float = 120.0  # the same elsewhere, and in a worker's first shards; 0: never
+    audit: float = 0.0  # the fraction of shards that two workers compute
+    audit_every: int = 100  # the workers' states are compared once in so many steps
+    strikes: int = 3  # how often the others may find a slot's worker wrong, before the slot stays empty
 
     def validate(self) -> None:
         check_name(self.name)
@@ -78,6 +82,12 @@ class RunSettings:
         self._validate_hosts()
         self.checkpoint.validate()
         check_patience(self.stuck_after_s, self.hang_after_s)
+        if not 0 <= self.audit <= 1:
+            raise ConfigError(
+                f"--audit is {self.audit:g}", hint="give the fraction of shards, from 0 (none) to 1 (all of them)"
+            )
+        _check_range("--audit-every", self.audit_every, 0, AUDIT_EVERY_MAX)
+        _check_range("--strikes", self.strikes, 1, RESTARTS_MAX)
         if not self.module:
             _check_script(self.script)
 
@@ -145,6 +155,9 @@ def _command(settings: RunSettings, home: Path) -> str:
         ("--advertise", "advertise"),
         ("--outage", "outage_s"),
         ("--replace-slow", "replace_slow"),
+        ("--audit", "audit"),
+        ("--audit-every", "audit_every"),
+        ("--strikes", "strikes"),
     ):
         value = getattr(settings, name)
         if value != defaults[name]:

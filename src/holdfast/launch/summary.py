@@ -44,6 +44,7 @@ class RunRecord:
     slow: dict[str, str] = field(default_factory=dict)  # who is, and what it costs
     rewinds: int = 0  # how often the run went back
     skipped: set[int] = field(default_factory=set)  # steps whose update was not applied
+    liars: dict[str, int] = field(default_factory=dict)  # whose bits the others found wrong, and at which step
 
     def feed(self, event: Mapping[str, Any]) -> None:
         """Take one event. Fields that are missing or wrong are passed over: a log is never a reason to fail."""
@@ -124,6 +125,9 @@ class RunRecord:
         self.metrics = dict(metrics) if isinstance(metrics, dict) else self.metrics
         self.samples_per_s = float(event.get("samples_per_s") or 0.0)
         self.view = max(self.view, int(event.get("view", 0)))
+
+    def _on_corruption(self, event: Mapping[str, Any]) -> None:
+        self.liars.update(dict.fromkeys(map(str, event.get("liars", ())), int(event["step"])))
 
     def _on_ledger_down(self, event: Mapping[str, Any]) -> None:
         self.cut_off.setdefault(str(event["who"]), float(event["t"]))

@@ -153,6 +153,17 @@ class Narrator:
     def _on_evicted(self, event: Mapping[str, Any]) -> str:
         return f"{event['who']} was evicted: {event.get('reason')}"
 
+    def _on_corruption(self, event: Mapping[str, Any]) -> str:
+        what = (event.get("step"), event.get("where"), event.get("decided"))
+        if what == self._corruption:
+            return ""  # every member tells
+        self._corruption = what
+        liars = ", ".join(map(str, event.get("liars") or ()))
+        found = f"{liars} is wrong" if liars else "workers disagree"
+        return f"corruption at step {event.get('step')}, {event.get('where')}: {found} ({event.get('decided')})"
+
+    _corruption: tuple[Any, ...] = ()
+
     def _on_ledger_down(self, event: Mapping[str, Any]) -> str:
         said, self._ledger_down = self._ledger_down, True
         if said:

@@ -11,6 +11,7 @@ import struct
 from typing import Any
 
 from holdfast.core.errors import ProtocolError
+from holdfast.membership.auditing import NOTHING, Said
 from holdfast.membership.messages import Done, Message, Ready, Result
 from holdfast.membership.view_rules import Report
 
@@ -20,6 +21,7 @@ STEP_MAX = 1 << 40
 SHARDS_MAX = 1 << 16
 NAMES_MAX = 1 << 12
 PACE_MAX = 1e9
+DIGEST_MAX = 256
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -35,6 +37,8 @@ def encode(message: Message, note: Any = None) -> bytes:
             fields["w"] = message.save + 2 * message.saving
         if message.pace:
             fields["p"] = message.pace
+        if message.said.shards or message.said.state:
+            fields["a"] = [message.said.shards, message.said.state]
     elif isinstance(message, Result):
         fields = {"t": "result", "s": message.step, "n": note}
     else:
@@ -66,7 +70,7 @@ def decode(body: bytes | bytearray | memoryview) -> tuple[Message, Any]:
         if type(saving) is not int or not 0 <= saving <= 3:
             raise ProtocolError(f"a peer sent {str(saving)[:40]!r} for whether it saves")
         flags = *flags, bool(saving & 1), bool(saving & 2), _pace(fields)  # type: ignore[assignment]
-        return Ready(_step(fields), _shards(fields), *flags), fields.get("n")
+        return Ready(_step(fields), _shards(fields), *flags, said=_said(fields)), fields.get("n")
     if kind == "result":
         return Result(_step(fields)), fields.get("n")
     if kind == "report":
@@ -90,6 +94,23 @@ def _pace(fields: dict[str, Any]) -> float:
     if type(pace) not in (int, float) or not 0 <= pace < PACE_MAX:
         raise ProtocolError(f"a peer sent {str(pace)[:40]!r} for its pace")
     return float(pace)
+
+
+def _said(fields: dict[str, Any]) -> Said:
+    said = fields.get("a")
+    if said is None:
+        return NOTHING
+    try:
+        shards, state = said
+        found = tuple((shard, digest) for shard, digest in shards)
+        if len(found) > SHARDS_MAX or any(type(shard) is not int or not 0 <= shard < SHARDS_MAX for shard, _ in found):
+            raise ValueError
+        digests = (state, *(digest for _, digest in found))
+        if any(type(digest) is not str or len(digest) > DIGEST_MAX for digest in digests):
+            raise ValueError
+    except (TypeError, ValueError) as error:
+        raise ProtocolError("a peer's digests make no sense") from error
+    return Said(found, state)
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.core.words import View
+from holdfast.membership.auditing import Rules
 from holdfast.membership.knocking import Knocking
 from holdfast.membership.messages import (
     Applied,
@@ -62,8 +63,9 @@ class Machine(Stepping):
         two_rounds: bool = True,
         checkpoints: bool = False,
         timing: Timing | None = None,
+        rules: Rules | None = None,
     ) -> None:
-        super().__init__(me, shards=shards, digest=digest, two_rounds=two_rounds, checkpoints=checkpoints)
+        super().__init__(me, shards=shards, digest=digest, two_rounds=two_rounds, checkpoints=checkpoints, rules=rules)
         self.timing = timing or Timing()
         self._knocking = Knocking(self.timing)
         self._resting = Resting(self.timing)

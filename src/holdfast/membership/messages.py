@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.core.words import View
+from holdfast.membership.auditing import NOTHING, Finding, Said
 from holdfast.membership.reach import Roll
 from holdfast.membership.view_rules import LedgerState, Report
 
@@ -27,6 +28,7 @@ class Ready:
     save: bool = False
     saving: bool = False
     pace: float = 0.0
+    said: Said = NOTHING  # what is compared with what the others say, before anything is added
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,13 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The user's loop is through with the shards it was given. `save`, `saving`, `pace`: as in Ready."""
+    """The user's loop is through with the shards it was given. `save`, `saving`, `pace`, `said`: as in Ready."""
 
     step: int
     save: bool = False
     saving: bool = False
     pace: float = 0.0
+    said: Said = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +242,21 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Hand these shards of the step to the user's loop; sums already held are kept."""
+    """Hand these shards of the step to the user's loop; sums already held are kept.
+
+    `audits`: others' shards, to be computed too unless they were, compared and not counted.
+    """
 
     step: int
     shards: tuple[int, ...]
+    audits: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Accuse:
+    """Members disagree on what has one answer: write down who said what, and mark who was wrong."""
+
+    finding: Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +275,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    kind: str  # "evicted", "left", "stopped", "done"
+    kind: str  # "evicted", "left", "stopped", "done", "corrupt", "rewind"
     reason: str
     save: bool = False  # nobody may be left who has this state: it must be in storage before the process ends
 
@@ -281,6 +295,7 @@ Effect = (
     | Restore
     | Save
     | Compute
+    | Accuse
     | Reduce
     | Commit
     | End

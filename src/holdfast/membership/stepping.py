@@ -10,8 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from holdfast.core.words import View
+from holdfast.membership.auditing import Auditing, Finding, Rules
 from holdfast.membership.balance import divide, fill_in, rebalanced
 from holdfast.membership.messages import (
+    Accuse,
     Applied,
     Broadcast,
     Commit,
@@ -43,7 +45,9 @@ from holdfast.membership.view_rules import LedgerState, Plan, Report, must_searc
 class Stepping(ABC):
     """What a member of a view does with its peers. See Machine for the rest."""
 
-    def __init__(self, me: str, *, shards: int, digest: str, two_rounds: bool, checkpoints: bool) -> None:
+    def __init__(
+        self, me: str, *, shards: int, digest: str, two_rounds: bool, checkpoints: bool, rules: Rules | None = None
+    ) -> None:
         self.me = me
         self.checkpoints = checkpoints  # the run keeps some: who has no state may find it there
         self.shards = shards
@@ -64,6 +68,7 @@ class Stepping(ABC):
         self.paces: dict[str, float] = {}  # of the last step: seconds for a shard; 0: not known
         self.moved = 0  # how often that was changed because of the workers' paces
         self._pace = 0.0
+        self.audits = Auditing(me, shards, rules)
         self._leaving: frozenset[str] = frozenset()  # who leaves at the end of this step
         self._change_due = False
         self._save_due = False
@@ -225,7 +230,9 @@ class Stepping(ABC):
         missing = tuple(shard for shard in shards if shard not in self.held)
         self._go(Phase.COMPUTING)
         self.reason = ""
-        return [Compute(step, missing)]
+        plan = self._plan
+        assignment = plan.assignment if plan is not None and plan.step == step else self.shares
+        return [Compute(step, missing, self.audits.extra(step, assignment))]
 
     def _computed(self, event: Computed, now: float) -> list[Effect]:
         if self.phase is not Phase.COMPUTING:
@@ -235,7 +242,7 @@ class Stepping(ABC):
         self._go(Phase.GATHERING)
         self._pace = event.pace or self._pace
         flags = self._change_seen(now), self.leave_asked, self.ledger.stop, event.save, event.saving, self._pace
-        ready = Ready(event.step, self.assigned, *flags)
+        ready = Ready(event.step, self.assigned, *flags, said=event.said)
         self._ready.setdefault(event.step, {})[self.me] = ready
         self.reason = "waiting for the others' shards"
         effects = [Broadcast(ready), *self._propose_planned(now)]
@@ -252,6 +259,9 @@ class Stepping(ABC):
         count = sum(len(shards) for _, shards in brought)
         if count != self.shards or len({shard for _, shards in brought for shard in shards}) != count:
             return [*self._break(f"step {self.next} is not covered exactly once: {brought}", now)]
+        finding = self.audits.judge(self.next, self.view.members, {one: ready[one].said for one in self.view.members})
+        if finding is not None:
+            return [Accuse(finding), *self._follow(finding, now)]
         self._change_due = any(message.change or message.leaving for message in ready.values())
         self._leaving = frozenset(member for member in self.view.members if ready[member].leaving)
         self._save_due = any(message.save for message in ready.values())
@@ -264,6 +274,20 @@ class Stepping(ABC):
             self.moved += 1
         self._go(Phase.REDUCING)
         return [Reduce(self.next, brought)]
+
+    def _follow(self, finding: Finding, now: float) -> list[Effect]:
+        """All members have come to the same finding, and nothing of this step is committed."""
+        assert self.view is not None
+        if not finding.liars and not finding.third:
+            dropped = Drop(self.view.number, finding.reason)
+            return [dropped, self._end("corrupt", finding.reason)]
+        if self.me in finding.liars:
+            return self._be_evicted(finding.reason)
+        if finding.good is not None:
+            return [Drop(self.view.number, finding.reason), self._end("rewind", finding.reason)]
+        effects = self._break(finding.reason, now, peer=finding.liars[0] if finding.liars else "")
+        self._leaving = frozenset(finding.liars)  # the next view does without them, whatever the ledger says
+        return effects + self._consider(now)
 
     def _reduced(self, event: Reduced, now: float) -> list[Effect]:
         if self.phase is not Phase.REDUCING or event.step != self.next:

@@ -8,15 +8,21 @@ the user may clip or zero, and buffers are the mean of what the shards made of t
 from __future__ import annotations
 
 import cmath
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from holdfast.core.errors import ConfigError
 from holdfast.reduce.layout import Layout, Section
 from holdfast.reduce.reduction import Kept
-from holdfast.reduce.sums import Sums
+
+
+class Collector(Protocol):
+    """Where a shard's tensors go: into the sums, or to whoever compares them."""
+
+    def add(self, shard: int, tensors: Sequence[torch.Tensor | None], present: Iterable[int]) -> None: ...
 
 
 class Exact:
@@ -78,7 +84,7 @@ class Exact:
                 torch._foreach_copy_([self._live[at] for at in dirty], [self._base[at] for at in dirty])
             self._dirty.clear()
 
-    def after_shard(self, shard: int, sums: Sums) -> None:
+    def after_shard(self, shard: int, sums: Collector) -> None:
         with torch.no_grad():
             tensors: list[torch.Tensor | None] = [parameter.grad for parameter in self._trained]
             present = [index for index, tensor in enumerate(tensors) if tensor is not None]

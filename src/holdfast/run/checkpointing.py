@@ -39,7 +39,7 @@ SEARCH_AGAIN_S = 2.0
 REWIND_SETTLE_S = 10.0
 SETTLE_S = 60.0  # at the end of a script, for the last checkpoint to be committed
 # settings that may change between two starts: most of them change no bits
-_NO_BITS = ("path", "outage_s", "checkpoint", "non_finite", "spike")
+_NO_BITS = ("path", "outage_s", "checkpoint", "non_finite", "spike", "audit", "audit_every")
 
 
 class NoCheckpoints:

@@ -39,6 +39,7 @@ from holdfast.reduce.arena import Arena
 from holdfast.reduce.paths import takes_two_rounds
 from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.sums import Sums
+from holdfast.run.auditing import Audits, audit_rules, audited
 from holdfast.run.checkpointing import Checkpoints, NoCheckpoints
 from holdfast.run.gradients import Gradients
 from holdfast.run.guarding import Guard, wake_scalers
@@ -119,6 +120,7 @@ def join(
         checkpoint="" if saving.own else saving.uri,
         non_finite=non_finite,
         spike=spike,
+        **audited(environment, numerics),
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)
@@ -130,8 +132,7 @@ def join(
     holder = Holder(model, optimizer, {**(extras or {}), LOOPS: loops}, buffers=exact.base_buffers)
     place = _Place(environment, fingerprint())
     place.agree(config, numerics)
-    if environment is not None:
-        _taken.add(environment.worker)
+    _taken.update([environment.worker] if environment else [])
     worker, feed = place.build(config, exact, holder, saving)
     run = Run(
         model,
@@ -146,9 +147,7 @@ def join(
         guard=Guard(config, extras or {}, losses=loops.losses, exact=exact, worker=worker, events=place.events),
         name=environment.run if environment else "",
     )
-    if environment is not None:
-        run.beat_in(environment.run_dir, process_started(os.getpid()) or 0)
-    _end_with_process(run, place)
+    _live_and_end_with_process(run, place)
     return run
 
 
@@ -301,15 +300,11 @@ class _Place:
         feed = LedgerFeed(self.ledger, registration, self.mailbox, self.events, lease_s=self.lease_s)
         rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None)
         checkpoints = self._checkpoints(config, holder, saving, feed, rewinding)
+        machine = self._machine(
+            config, exact, holder, two_rounds=two_rounds, saves=isinstance(checkpoints, Checkpoints)
+        )
         worker = Worker(
-            Machine(
-                self.me,
-                shards=config.shards,
-                digest=holder.capture(0).digest(),
-                two_rounds=two_rounds,
-                checkpoints=isinstance(checkpoints, Checkpoints),
-                timing=_timing(config),
-            ),
+            machine,
             keys=self.keys,
             host=self.host,
             mailbox=self.mailbox,
@@ -331,10 +326,29 @@ class _Place:
             outage_s=config.outage_s,
             checkpoints=checkpoints,
             rewinding=rewinding,
+            audits=Audits(
+                machine.audits,
+                me=self.me,
+                holder=holder,
+                events=self.events,
+                feed=feed,
+                doubts=config.non_finite != "ignore",
+            ),
         )
         worker.gradients.passed = rewinding.passed
         feed.start()
         return worker, feed
+
+    def _machine(self, config: RunConfig, exact: Exact, holder: Holder, *, two_rounds: bool, saves: bool) -> Machine:
+        return Machine(
+            self.me,
+            shards=config.shards,
+            digest=holder.capture(0).digest(),
+            two_rounds=two_rounds,
+            checkpoints=saves,
+            timing=_timing(config),
+            rules=audit_rules(config, exact.parameters),
+        )
 
     def _memory_root(self) -> Path | None:
         environment = self.environment
@@ -421,8 +435,10 @@ class _Place:
             self._socket_path(self.environment).unlink(missing_ok=True)
 
 
-def _end_with_process(run: Run, place: _Place) -> None:
+def _live_and_end_with_process(run: Run, place: _Place) -> None:
     """Leave the run when the script ends; tell an error from a normal end; SIGTERM asks to leave in order."""
+    if place.environment is not None:
+        run.beat_in(place.environment.run_dir, process_started(os.getpid()) or 0)
     failed = False
     previous = sys.excepthook
     process = os.getpid()  # a child that the script forks inherits all this, and is not the worker

@@ -83,6 +83,7 @@ class Run:
         self._target = 0
         self._end: dict[str, Any] | None = None  # where the last loop ended
         self._open_shard: int | None = None
+        self._recorded: dict[str, dict[int, float]] = {}  # where the metrics of the open shard go
         self._current: Step | None = None
         self._loops = loops
         self._arrived: Snapshot | None = None  # the state that I came with, while I pass loops that were over before
@@ -280,7 +281,7 @@ class Step:
             )
         for name, value in metrics.items():
             number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
-            self._run._worker.gradients.metrics.setdefault(name, {})[shard] = number
+            self._run._recorded.setdefault(name, {})[shard] = number
 
     def __iter__(self) -> Iterator[Any]:
         run = self._run
@@ -307,7 +308,8 @@ class Step:
             shards = directive.shards if self.number not in worker.rewinding.passed else ()
             if shards:
                 run._expect(self.number)
-            for shard in shards:
+            counted = set(shards)
+            for shard in (*shards, *worker.audits.missing(directive, worker.rewinding.passed)):
                 began = time.perf_counter()
                 run._pulse.enter(Activity.LOADING, self.number)
                 batch = run._loader.get(self.number, shard)
@@ -315,12 +317,15 @@ class Step:
                 run._exact.before_shard()
                 seed_everything(derive_seed(run.plan.seed, self.number, shard))
                 run._open_shard = shard
+                run._recorded = worker.gradients.metrics if shard in counted else {}
                 try:
                     yield batch
                 finally:
                     run._open_shard = None
-                run._exact.after_shard(shard, worker.gradients.sums)
-                durations_s.append(time.perf_counter() - began)
+                sums = worker.gradients.sums if shard in counted else None
+                run._exact.after_shard(shard, worker.audits.collector(shard, sums, run._recorded))
+                if shard in counted:
+                    durations_s.append(time.perf_counter() - began)
             worker.computed(self.number, durations_s)
 
     def _load(self, directive: m.Commit) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
-from holdfast.core.errors import Evicted, IntegrityError, PeerError, Stopped
+from holdfast.core.errors import CorruptionError, Evicted, IntegrityError, PeerError, Stopped
 from holdfast.core.words import Registration
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
@@ -26,6 +26,7 @@ from holdfast.modes.exact import Exact
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.groups import BrokenGroup, Gone, Group, Said
 from holdfast.reduce.reduction import Kept
+from holdfast.run.auditing import CORRUPTION, REWINDS_MAX, Audits
 from holdfast.run.checkpointing import NoCheckpoints
 from holdfast.run.fetching import Fetcher
 from holdfast.run.gradients import Gradients
@@ -65,6 +66,7 @@ class Worker:
         desk: SnapshotDesk,
         events: EventLog,
         checkpoints: NoCheckpoints,
+        audits: Audits,
         rewinding: Rewinding,
         outage_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
@@ -80,6 +82,7 @@ class Worker:
         self._events = events
         self._pauses = Pauses(feed, events, outage_s=outage_s)
         self._checkpoints = checkpoints
+        self.audits = audits
         self._pace = Pace()
         self._clock = clock
         self._meeting = Meeting(machine.me, host, keys, mailbox, None if gradients.kind == "network" else arena)
@@ -130,12 +133,14 @@ class Worker:
         if step:
             self._checkpoints.prepare(len(self.machine.view.members))
         self.gradients.begin(step, self.machine.view.number)
+        self.audits.begin(step)
 
     def computed(self, step: int, durations_s: Sequence[float]) -> None:
         """The user's loop is through with the shards it was given."""
         view = self.machine.view
         due = self._checkpoints.is_due(step + 1, first=view is None or view.members[0] == self.machine.me)
-        self._queue.append(m.Computed(step, due, self._checkpoints.saving, self._pace.took(durations_s)))
+        pace = self._pace.took(durations_s)
+        self._queue.append(m.Computed(step, due, self._checkpoints.saving, pace, said=self.audits.said()))
 
     def save_last(self, step: int) -> None:
         """The loop over steps ends here. What the script does next may change the state."""
@@ -374,6 +379,10 @@ class Worker:
             self._exact.rebase()
             self._queue.appendleft(found)
 
+    def _accuse(self, effect: m.Accuse) -> None:
+        assert self.machine.view is not None
+        self.audits.accuse(effect.finding, self.machine.view.members)
+
     def _compute(self, effect: m.Compute) -> None:
         self._directive = effect
         if self._broken_at is not None:
@@ -404,6 +413,18 @@ class Worker:
         if end.kind == "evicted":
             self._events.write("evicted", view=self.machine._number(), reason=end.reason)
             raise Evicted(end.reason)
+        if end.kind == "rewind" and (found := self.audits.found) is not None:
+            # Every member that is not accused asks for the same.
+            self.rewind(
+                back_to=found.good or 0,
+                passed=(),
+                reason=end.reason,
+                kind=CORRUPTION,
+                evict=found.liars,
+                rewinds_max=REWINDS_MAX,
+            )
+        if end.kind == "corrupt":
+            raise CorruptionError(end.reason, hint=self.audits.what_to_do())
         step, view = self.machine.next, self.machine.view
         if step is not None and view is not None:
             self._checkpoints.leave(step, view.members, self._last_metrics(), save=end.save)
@@ -438,6 +459,7 @@ class Worker:
         m.Restore: _restore,
         m.Save: _save,
         m.Compute: _compute,
+        m.Accuse: _accuse,
         m.Commit: _commit,
         m.End: _end,
     }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.words import KEY_VIEW, KEY_WORKERS, View
 from holdfast.membership import messages as m
+from holdfast.membership.auditing import Finding
 from holdfast.membership.phases import STEP_PHASES, Phase
 from holdfast.testing.simulator.ledger import LEASE_S
 from holdfast.testing.simulator.schedule import Violation
@@ -203,8 +204,28 @@ class Books:
             if missing:
                 raise Violation(f"step {effect.step}: {member} did not compute {sorted(missing)}")
             real += shards
+            self._check_audited(member, effect)
         if sorted(real) != list(range(self._world.schedule.shards)):
             raise Violation(f"step {effect.step} would be committed with shards {sorted(real)}")
+
+    def _check_audited(self, member: str, effect: m.Reduce) -> None:
+        """What was computed to be compared does not count, and what others would have found wrong is not there."""
+        worker = self._world.workers[member]
+        brought = dict(effect.shards)[member]
+        extra = worker.hardware.counted(effect.step) - set(brought)
+        if extra and self._world.schedule.audit:
+            raise Violation(f"step {effect.step}: {member} counts {sorted(extra)}, which others bring")
+        wrong = worker.hardware.wrong(effect.step) & set(brought)
+        others = [self._world.workers[other].hardware for other, _ in effect.shards if other != member]
+        compared = {shard for other in others for shard in other.audited(effect.step)}
+        if wrong & compared:
+            raise Violation(f"step {effect.step}: shards {sorted(wrong)} of {member} are wrong, and would be committed")
+
+    def check_accused(self, finding: Finding) -> None:
+        for liar in finding.liars:
+            if not self._world.workers[liar].hardware.has_lied:
+                raise Violation(f"{liar} is accused, and has told nothing but the truth: {finding}")
+        self.disturbed()
 
     def check_commit(self, worker: Worker, step: int) -> None:
         """In two rounds the mean is whole when every member has written its slice."""
@@ -218,6 +239,8 @@ class Books:
     def check_level(self) -> None:
         """Whoever ended in order has all steps, unless it was asked to leave."""
         steps = self._world.schedule.steps
+        if self._world.given_up:
+            return
         for worker in self._world.workers.values():
             if worker.finished and worker.state not in (None, steps) and not worker.machine.leave_asked:
                 raise Violation(f"{worker.id} ended at step {worker.state} of {steps}")

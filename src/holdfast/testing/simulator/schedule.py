@@ -24,6 +24,8 @@ class Schedule:
     network: bool = False  # sums travel with the reduction, which fails when their owner dies before it
     hosts: int = 1  # one: the agent serves the ledger; several: the ledger is a cluster of its own
     save_every: int = 0  # steps; 0: the run keeps no checkpoints
+    audit: bool = False  # every shard is computed by two
+    lies: float = 0.0  # how often one worker, the first of its slot, computes a shard wrongly
     fault: str = ""  # if given, all faults are of this kind
 
     @classmethod

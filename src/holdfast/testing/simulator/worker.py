@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.membership import messages as m
+from holdfast.membership.auditing import Rules
 from holdfast.membership.balance import Pace
+from holdfast.testing.simulator.lying import Hardware
 from holdfast.testing.simulator.network import AGAIN_S, SILENT_S
 from holdfast.testing.simulator.schedule import Violation
 
@@ -34,7 +36,9 @@ class Worker:
             two_rounds=schedule.two_rounds,
             checkpoints=schedule.save_every > 0,
             timing=world.timing,
+            rules=Rules(fraction=1.0 if schedule.audit else 0.0),
         )
+        self.hardware = Hardware(schedule, id)
         self.alive = True
         self.vanished = False  # with its host: nobody has closed its connections
         self.stopped = False
@@ -201,10 +205,14 @@ class Worker:
             self.computed.setdefault(effect.step, set()).update(effect.shards)
             every = self.world.schedule.save_every
             due = bool(every) and (effect.step + 1) % every == 0
-            return m.Computed(effect.step, due, self.saving, self.pace.took([each_s] * len(effect.shards)))
+            said = self.hardware.computes(effect)
+            return m.Computed(effect.step, due, self.saving, self.pace.took([each_s] * len(effect.shards)), said=said)
 
         each_s = self.speed * self.world.rng.uniform(0.5, 1.5)
-        self.work(0.001 + len(effect.shards) * each_s, then)
+        self.work(0.001 + (len(effect.shards) + len(effect.audits)) * each_s, then)
+
+    def _accuse(self, effect: m.Accuse) -> None:
+        self.world.books.check_accused(effect.finding)
 
     def _reduce(self, effect: m.Reduce) -> None:
         number = self.world.books.number_of(self)

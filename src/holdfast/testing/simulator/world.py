@@ -57,6 +57,7 @@ class World:
         names = NAMES[: schedule.hosts] if schedule.hosts > 1 else ("",)
         self.hosts = [Host(self, name) for name in names]
         self.done = False
+        self.given_up = False  # two disagree, and nobody can say who is right
 
     @property
     def steps_committed(self) -> int:
@@ -99,7 +100,7 @@ class World:
         return [worker for worker in self.workers.values() if worker.alive and not worker.finished]
 
     def _over(self) -> bool:
-        return self.done and not self.living()
+        return self.given_up or (self.done and not self.living())
 
     def tick(self, worker: Worker) -> None:
         if worker.alive and not worker.finished:
