@@ -16,6 +16,7 @@ from holdfast.detection import heartbeat
 from holdfast.detection.beat import Activity, Beat
 from holdfast.detection.heartbeat import Heartbeat, Pulse
 from holdfast.detection.pages import Note, Page, note_path
+from holdfast.detection.progress import Level, Limits, Sight, suspect
 from holdfast.launch import stacks
 from holdfast.launch.proc import busiest_state, catches, family_cpu_s, process_started
 
@@ -117,6 +118,17 @@ def test_the_last_beat_says_that_it_was_the_last(heart: Heartbeat, page: Page, t
     beat = page.read()
     assert beat is not None and beat.activity == Activity.CLOSED
     assert not note_path(tmp_path, "w0.1").exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_heart_that_breaks_accuses_nobody(heart: Heartbeat, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory() -> tuple[int, ...]:
+        raise MemoryError
+
+    monkeypatch.setattr(heart, "_where", no_memory)
+    beat = wait_for(page, lambda beat: beat.activity == Activity.CLOSED)
+    assert suspect(Sight(beat=beat, silent_s=100.0, still_s=100.0), Limits()).level == Level.OK
+    monkeypatch.undo()
 
 
 def test_stacks_are_written_on_request_with_the_training_thread_first(trainer: Trainer, page: Page) -> None:

@@ -105,8 +105,13 @@ class Heartbeat:
         self._path.unlink(missing_ok=True)
 
     def _run(self) -> None:
-        while not self._stopping.wait(max(0.0, self._at + BEAT_S - time.monotonic())):
-            self._beat()
+        try:
+            while not self._stopping.wait(max(0.0, self._at + BEAT_S - time.monotonic())):
+                self._beat()
+        except BaseException:
+            # No memory for a thread's frames, say. A heart that broke is no reason to end the worker.
+            self._write(Beat(number=self._number + 1, at=self._at, activity=Activity.CLOSED))
+            raise
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -134,6 +139,9 @@ class Heartbeat:
             pace=self._pace.history(),
             usual=self._histories[activity].history(),
         )
+        self._write(beat)
+
+    def _write(self, beat: Beat) -> None:
         data = beat.encode()
         self._page[: len(data)] = data
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ class Watchman:
         wait_s = LOOK_S
         while not self._stopping.wait(wait_s):
             began = time.monotonic()
-            self._look(began)
+            with suppress(OSError):  # of a worker that ends just now
+                self._look(began)
             wait_s = max(LOOK_S, (time.monotonic() - began) / BUSY_SHARE)
         for page in self._pages.values():
             page.close()
