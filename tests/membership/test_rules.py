@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +57,15 @@ def test_a_member_without_state_waits_for_one_that_may_have_it() -> None:
     assert next_view("b", ledger("b", view=view), has_state=False).view is None
     assert next_view("b", ledger("b", view=view, dead=("a",)), has_state=False).view is not None
     assert next_view("b", ledger("b", view=view), has_state=False, waited_s=61.0).view is not None
+
+
+def test_nobody_waits_for_a_state_that_the_run_has_gone_back_from() -> None:
+    state = ledger("n", view=View(1, ("a", "b")), size=1, dead=("b",))
+    assert "may still be alive" in propose_first("n", state, waited_s=5.0, timing=TIMING).reason
+    decision = propose_first("n", replace(state, rewound=True), waited_s=5.0, timing=TIMING)
+    assert decision.view == View(2, ("n",), "all workers of view 1 are lost")
+    lives = ledger("a", "n", view=View(1, ("a", "b")), size=1, dead=("b",))
+    assert propose_first("n", replace(lives, rewound=True), waited_s=5.0, timing=TIMING).view is None
 
 
 def test_a_run_starts_when_all_are_here_or_the_wait_is_over() -> None:

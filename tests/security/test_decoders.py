@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.config import RunConfig
 from holdfast.core.errors import HoldfastError, PeerError
+from holdfast.core.rewinds import Rewind, Rewinds
 from holdfast.core.words import (
     KEY_ROLLS,
     KEY_SIZE,
@@ -61,6 +62,7 @@ BYTES_MAX = 1 << 20
 TENSORS = [torch.arange(6.0).view(2, 3), torch.tensor([1, 2], dtype=torch.int16)]
 TREE, FLAT = flatten({"w": TENSORS[0], "n": {"k": [1, 2.5, None, "x", (3,)], "b": TENSORS[1], "big": 1 << 90}})
 SNAPSHOT = Snapshot(3, pack_tree(TREE), tuple(FLAT))
+REWINDS = Rewinds((Rewind(back_to=4, passed=(7, 8), reason="why", evict=("w1.1",)),))
 CONFIG = RunConfig(batch=8, shards=4, length=64, parameters=10)
 READY = Ready(4, (0, 1, 2), True, False, "why")
 NOTE = Brought((((0, 2), 0), ((2, 3), 1)), (0, 1), {"loss": {0: 1.5, 2: 0.25}}).encode(bulk=True)
@@ -157,6 +159,7 @@ DECODERS = {
     "a registration": Decoder(Registration.decode, (REGISTRATION.encode(),)),
     "a configuration": Decoder(CONFIG.check_same, (CONFIG.encode(),)),
     "a roll": Decoder(Roll.decode, (Roll(3, ("w0.1",), ("w1.1",), True).encode(),)),
+    "a record of rewinds": Decoder(Rewinds.decode, (REWINDS.encode(),)),
     "a number in the ledger": Decoder(lambda data: decode_whole(data, "workers"), (b'{"workers": 3}',)),
     "an object": Decoder(decode_json, (b'{"workers": 3}',)),
 }

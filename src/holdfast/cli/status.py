@@ -58,6 +58,8 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "spares": described.get("spares"),
         "failures_survived": record.failures,
         "evicted": record.evictions,
+        "rewinds": record.rewinds,
+        "skipped": sorted(record.skipped),
         "host": directory.host or None,
         "ledger": described.get("ledger") or None,
         "ledger_away": sorted(record.cut_off) if living or agent is not None else [],
@@ -138,6 +140,10 @@ def _lines(status: dict[str, Any]) -> list[str]:
     if status["ledger_away"]:
         who = ", ".join(status["ledger_away"])
         lines.append(f"ledger: {who} cannot reach it; the membership is frozen, and training goes on without it")
+    if status["rewinds"]:
+        lines.append(f"rewinds: {status['rewinds']}")
+    if status["skipped"]:
+        lines.append(f"skipped: step {', '.join(map(str, status['skipped'][-10:]))}")
     if status["checkpoint"] is not None:
         lines.append(f"checkpoint: step {status['checkpoint']} in {status['checkpoint_uri']}")
     elif status["checkpoint_uri"]:

@@ -15,7 +15,7 @@ HoldfastError
 │   ├── NotStored         there is nothing under that name
 │   └── IntegrityError    bytes are not those that were written
 ├── NumericsError         arithmetic that would not give the same bits here
-├── DivergedError         the training itself: a metric is not finite any more
+├── DivergedError         the training itself: a gradient or a metric is not finite any more, or a loss is a spike
 └── CorruptionError       hardware that gives wrong bits, and nobody can say whose
 
 Evicted and Stopped are not errors of anyone: they end a worker's loop, and derive from SystemExit so that a
@@ -98,7 +98,7 @@ class NumericsError(HoldfastError):
 
 
 class DivergedError(HoldfastError):
-    """A recorded metric is NaN or infinite. Every worker sees it at the same step."""
+    """A gradient or a metric is NaN or infinite, or a loss is a spike. Every worker sees it at the same step."""
 
 
 class CorruptionError(HoldfastError):

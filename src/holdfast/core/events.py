@@ -28,7 +28,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "resumed": ("step", "uri", "bytes", "duration_s"),  # from a checkpoint: no worker was left
     "storage_down": ("uri", "reason"),  # training goes on; the newest snapshot waits in memory
     "storage_up": ("uri", "down_s"),
-    "rewound": ("number", "step", "passed", "reason"),  # the run goes back to `step` or before; by all who asked
+    "rewound": ("number", "step", "passed", "reason"),  # the run goes back to `step` or before; by all workers
     "skipped": ("step", "reason"),  # its update is not applied
     # written by every member that sees it: two workers disagree on bits that have one value
     "corruption": ("step", "what", "where", "digests", "liars", "decided", "good"),

@@ -8,6 +8,7 @@ from typing import Any
 
 FAILURES = ("failed", "killed", "hung", "died while no agent ran")
 WORKERS_KEPT = 4096
+SKIPPED_KEPT = 100_000
 
 
 @dataclass
@@ -40,6 +41,8 @@ class RunRecord:
     saved: int | None = None  # the step of the newest checkpoint
     saved_to: str = ""
     unsaved: dict[str, str] = field(default_factory=dict)  # who cannot save, and why
+    rewinds: int = 0  # how often the run went back
+    skipped: set[int] = field(default_factory=set)  # steps whose update was not applied
     liars: dict[str, int] = field(default_factory=dict)  # whose bits the others found wrong, and at which step
 
     def feed(self, event: Mapping[str, Any]) -> None:
@@ -138,6 +141,16 @@ class RunRecord:
         self.step = self.saved = int(event["step"])
         self.saved_to = str(event.get("uri", ""))
 
+    def _on_rewound(self, event: Mapping[str, Any]) -> None:
+        if int(event["number"]) > self.rewinds:  # every worker tells
+            self.rewinds = int(event["number"])
+            self.skipped = {step for step in self.skipped if step <= int(event["step"])}
+            self.step = 0  # until it is said where it goes on
+
+    def _on_skipped(self, event: Mapping[str, Any]) -> None:
+        if len(self.skipped) < SKIPPED_KEPT:
+            self.skipped.add(int(event["step"]))
+
     def _on_storage_down(self, event: Mapping[str, Any]) -> None:
         self.unsaved[str(event["who"])] = str(event.get("reason", ""))
 
@@ -180,6 +193,7 @@ def progress_line(record: RunRecord, *, workers: int) -> str:
         parts.append(f"view {record.view}")
     if record.failures:
         parts.append(f"{count(record.failures, 'failure')} survived")
+    parts += _left_out(record)
     if record.saved is not None:
         parts.append(f"saved {record.saved}")
     if record.unsaved:
@@ -199,6 +213,7 @@ def closing_lines(record: RunRecord, name: str) -> list[str]:
         f"run {name} is finished: {finished.get('step', record.step)} steps in {_duration(duration_s)}, "
         f"{count(record.view, 'view')}, {count(record.failures, 'failure')} survived"
         + (f", {record.evictions} evicted" if record.evictions else "")
+        + "".join(f", {part}" for part in _left_out(record))
     ]
     if record.recoveries_s:
         ordered = sorted(record.recoveries_s)
@@ -211,6 +226,11 @@ def closing_lines(record: RunRecord, name: str) -> list[str]:
     elif record.digests:
         lines.append(f"warning: the workers ended with different weights: {', '.join(sorted(record.digests))}")
     return lines
+
+
+def _left_out(record: RunRecord) -> list[str]:
+    parts = [count(record.rewinds, "rewind")] if record.rewinds else []
+    return parts + ([f"{count(len(record.skipped), 'step')} skipped"] if record.skipped else [])
 
 
 def count(number: int, noun: str) -> str:

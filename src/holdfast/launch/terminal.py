@@ -103,6 +103,8 @@ class Narrator:
         self._ledger_down = False
         self._unsaved: set[str] = set()  # who said that storage is away
         self._saved = False
+        self._rewinds = 0
+        self._skipped = -1
 
     def sentence(self, event: Mapping[str, Any]) -> str:
         """The sentence for an event, or "" where there is nothing new to say."""
@@ -179,6 +181,22 @@ class Narrator:
 
     def _on_resumed(self, event: Mapping[str, Any]) -> str:
         return f"training resumes at step {event.get('step')}, from {event.get('uri')}"
+
+    def _on_rewound(self, event: Mapping[str, Any]) -> str:
+        number = int(event.get("number", 0))
+        if number <= self._rewinds:
+            return ""
+        self._rewinds, self._skipped = number, -1
+        passed = ", ".join(map(str, event.get("passed", ())))
+        what = f" and passes step {passed}" if passed else ""
+        return f"the run goes back to step {event.get('step')} or before{what}: {event.get('reason')}"
+
+    def _on_skipped(self, event: Mapping[str, Any]) -> str:
+        step = int(event.get("step", 0))
+        if step <= self._skipped:
+            return ""
+        self._skipped = step
+        return f"step {step} is skipped: {event.get('reason')}"
 
     def _on_storage_down(self, event: Mapping[str, Any]) -> str:
         said = bool(self._unsaved)

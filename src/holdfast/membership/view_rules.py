@@ -33,6 +33,7 @@ class LedgerState:
     stop: str = ""
     done: bool = False
     rolls: Mapping[str, Roll] = field(default_factory=dict)  # what workers found when they knocked at the others
+    rewound: bool = False  # since the view was formed: what its members have is not the run's state any more
 
     @cached_property
     def ids(self) -> frozenset[str]:
@@ -218,7 +219,7 @@ def propose_first(me: str, ledger: LedgerState, *, waited_s: float, timing: Timi
         if left:
             return Decision(None, f"waiting for {left[0]} to take it in")
         unsure = [member for member in view.members if member not in ledger.dead]
-        if unsure and waited_s < timing.abandon_s:
+        if unsure and not ledger.rewound and waited_s < timing.abandon_s:
             return Decision(None, f"waiting for {unsure[0]}, which may still be alive")
     outside = [worker.id for worker in ledger.registered if worker.id in ids]
     if not outside or outside[0] != me:

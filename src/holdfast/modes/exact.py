@@ -7,6 +7,7 @@ the user may clip or zero, and buffers are the mean of what the shards made of t
 
 from __future__ import annotations
 
+import cmath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +15,7 @@ from typing import Protocol
 import torch
 
 from holdfast.core.errors import ConfigError
-from holdfast.reduce.layout import Layout
+from holdfast.reduce.layout import Layout, Section
 from holdfast.reduce.reduction import Kept
 
 
@@ -29,6 +30,7 @@ class Exact:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.parameters = list(model.parameters())  # a shared parameter once
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         _check(self.parameters)
         self._buffers = _buffers_of(model)
         self._live = [buffer.tensor for buffer in self._buffers]
@@ -40,6 +42,7 @@ class Exact:
         self._frozen: list[torch.nn.Parameter] = []
         self._layout: Layout | None = None
         self._loaded: tuple[int, Layout, list[torch.Tensor]] | None = None
+        self._ends: tuple[Layout, list[tuple[int, int]]] | None = None  # of the gradients in each section
         self.has_gradients = False  # of the step that was loaded last
 
     def whole_layout(self) -> Layout:
@@ -147,6 +150,40 @@ class Exact:
                     live.copy_(base)
         self._dirty.clear()
 
+    def skip(self) -> None:
+        """After `load`: as if the step had brought nothing."""
+        self.clear_gradients()
+        if self._live:
+            with torch.no_grad():
+                self._put_back(keep_values=False)
+                torch._foreach_copy_(self._live, self._base)
+        self._dirty.clear()
+
+    def clear_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.has_gradients = False
+
+    def first_non_finite(self, kept: Kept) -> str:
+        """The parameter whose mean gradient is not finite; empty: all are.
+
+        One pass at the speed of memory: a sum with an infinity or a NaN in it is one. A sum that is too large for its
+        dtype is one, too, and then every tensor is looked at.
+        """
+        sections = kept.layout.sections
+        if self._ends is None or self._ends[0] is not kept.layout:
+            self._ends = (kept.layout, [_gradients_in(section, len(self._trained)) for section in sections])
+        vectors = kept.layout.vectors(kept.memory)
+        for section, vector, (count, end) in zip(sections, vectors, self._ends[1], strict=True):
+            narrow = section.dtype in (torch.float16, torch.bfloat16)
+            if not count or cmath.isfinite(vector[:end].sum(dtype=torch.float32 if narrow else None).item()):
+                continue
+            views = self._views(kept)
+            for index in section.entries[:count]:
+                if not torch.isfinite(views[index]).all():
+                    return self._names[id(self._trained[index])]
+        return ""
+
     def _views(self, kept: Kept) -> list[torch.Tensor]:
         key = kept.memory.data_ptr()
         if self._loaded is None or self._loaded[0] != key or self._loaded[1] is not kept.layout:
@@ -196,6 +233,12 @@ def _buffers_of(model: torch.nn.Module) -> list[_Buffer]:
             if tensor is not None and id(tensor) not in found:
                 found[id(tensor)] = _Buffer(f"{prefix}.{key}" if prefix else key, module, key, tensor)
     return list(found.values())
+
+
+def _gradients_in(section: Section, trained: int) -> tuple[int, int]:
+    """How many of a section's tensors are gradients, and where they end: buffers come after them."""
+    count = sum(index < trained for index in section.entries)
+    return count, section.starts[count] if count < len(section.starts) else section.elements
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

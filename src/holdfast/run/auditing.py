@@ -17,6 +17,7 @@ import xxhash
 from holdfast.core.config import RunConfig
 from holdfast.core.words import KEY_LIARS, encode_json, host_of
 from holdfast.events import EventLog
+from holdfast.launch.environment import WorkerEnvironment
 from holdfast.membership import messages as m
 from holdfast.membership.auditing import Auditing, Finding, Rules, Said
 from holdfast.modes.exact import Collector
@@ -36,13 +37,23 @@ def audit_rules(config: RunConfig, parameters: Sequence[torch.Tensor]) -> Rules:
     return Rules(seed=config.seed, fraction=config.audit, every=config.audit_every, slices=slices_for(size))
 
 
+def audited(environment: WorkerEnvironment | None, numerics: str) -> dict[str, Any]:
+    """The run's settings of audits. Where other arithmetic is let in, other bits are nobody's fault."""
+    if environment is None or numerics != "refuse":
+        return {}
+    return {"audit": environment.audit, "audit_every": environment.audit_every}
+
+
 class Audits:
     """See the module. Keeps the digests of the step under way, whatever view it is in."""
 
-    def __init__(self, auditing: Auditing, *, me: str, holder: Holder, events: EventLog, feed: LedgerFeed) -> None:
-        self.doubts = False  # compare shards whose metrics are not finite
+    def __init__(
+        self, auditing: Auditing, *, me: str, holder: Holder, events: EventLog, feed: LedgerFeed, doubts: bool
+    ) -> None:
         self.found: Finding | None = None  # the last
         self._auditing = auditing
+        # Compare also shards whose metrics are not finite.
+        self._doubts = doubts and bool(auditing.rules.every or auditing.rules.exactly)
         self._me = me
         self._holder = holder
         self._events = events
@@ -50,11 +61,6 @@ class Audits:
         self._step = -1
         self._shards: dict[int, str] = {}
         self._state = ""
-
-    @property
-    def compares(self) -> bool:
-        """Whether this run audits anything."""
-        return bool(self._auditing.rules.every or self._auditing.rules.exactly)
 
     def begin(self, step: int) -> None:
         """Shards of this step will be computed, or more of them in another view."""
@@ -77,7 +83,7 @@ class Audits:
 
         One whose metrics are not finite is compared, too: before the run gives up on its data, another worker looks.
         """
-        finite = not self.doubts or all(math.isfinite(values.get(shard, 0.0)) for values in metrics.values())
+        finite = not self._doubts or all(math.isfinite(values.get(shard, 0.0)) for values in metrics.values())
         if sums is not None and finite and shard not in self._auditing.sampled(self._step):
             return sums
         return _Tap(self._shards, sums, metrics)

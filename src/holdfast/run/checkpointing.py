@@ -263,6 +263,9 @@ class Checkpoints(NoCheckpoints):
         self._rewinding.began(manifest.step)
         self._holder.restore(snapshot, adopt=True)
         self._schedule.resumed(manifest.step, self._clock())
+        if self._rewinding.known.number and storage is not None and place == storage.uri:
+            # The one that the ledger speaks of may be one that the run has gone back from.
+            self._feed.put(KEY_CHECKPOINT, encode_json({"step": manifest.step, "uri": self._settings.uri}))
         duration_s = round(self._clock() - started, 4)
         self._events.write("resumed", step=manifest.step, uri=place, bytes=snapshot.nbytes, duration_s=duration_s)
         return manifest.step

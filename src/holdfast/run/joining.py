@@ -19,10 +19,10 @@ import torch
 from holdfast.checkpoint.host_memory import HostMemory
 from holdfast.checkpoint.memory_place import memory_directory
 from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
-from holdfast.core.config import NON_FINITE, NUMERICS, RunConfig
+from holdfast.core.config import CHANGEABLE, NUMERICS, RunConfig
 from holdfast.core.errors import ConfigError, LedgerUnavailable, NumericsError
 from holdfast.core.rewinds import Rewinds
-from holdfast.core.words import KEY_CONFIG, KEY_NUMERICS, KEY_REWINDS, KEY_SIZE, Registration, encode_json
+from holdfast.core.words import KEY_CONFIG, KEY_NUMERICS, KEY_REWINDS, KEY_SIZE, KEY_WORKERS, Registration, encode_json
 from holdfast.data.loader import ShardLoader
 from holdfast.data.shards import ShardPlan
 from holdfast.events import EventLog
@@ -33,14 +33,16 @@ from holdfast.ledger.memory import MemoryLedger
 from holdfast.ledger.port import Ledger
 from holdfast.membership.machine import Machine
 from holdfast.membership.view_rules import Timing
+from holdfast.modes.diverging import Losses
 from holdfast.modes.exact import Exact
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.paths import takes_two_rounds
 from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.sums import Sums
-from holdfast.run.auditing import Audits, audit_rules
+from holdfast.run.auditing import Audits, audit_rules, audited
 from holdfast.run.checkpointing import Checkpoints, NoCheckpoints
 from holdfast.run.gradients import Gradients
+from holdfast.run.guarding import Guard, wake_scalers
 from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.run.listener import Listener
 from holdfast.run.loop import Loops, Run, check_optimizer
@@ -87,6 +89,7 @@ def join(
     threads: int | None = None,
     numerics: str = "refuse",
     non_finite: str = "stop",
+    spike: float = 0.0,
 ) -> Run:
     """Take part in the run that this process was started for; started by hand, be a run of one.
 
@@ -97,8 +100,7 @@ def join(
     `checkpoint` is where checkpoints are kept, and found again when no worker is left: a directory, s3://…, hdfs://….
     """
     environment = WorkerEnvironment.from_variables()
-    _check_choices(numerics, non_finite)
-    _check_kinds(model, optimizer)
+    _check_kinds(model, optimizer, numerics)
     exact = Exact(model)
     check_optimizer(optimizer, exact)
     threads = threads or (environment.threads if environment else 1)
@@ -116,22 +118,21 @@ def join(
         path=_path(environment),
         outage_s=environment.outage_s if environment else 0.0,
         checkpoint="" if saving.own else saving.uri,
-        # Where other arithmetic is let in, other bits are nobody's fault.
-        audit=environment.audit if environment and numerics == "refuse" else 0.0,
-        audit_every=environment.audit_every if environment and numerics == "refuse" else 0,
+        non_finite=non_finite,
+        spike=spike,
+        **audited(environment, numerics),
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)
     _check_once(environment)
     fix_arithmetic(threads)
     keep_freed_memory()
-    _wake_scalers(model, extras or {})
-    loops = Loops()
+    wake_scalers(model, extras or {})
+    loops = Loops(Losses(spike))
     holder = Holder(model, optimizer, {**(extras or {}), LOOPS: loops}, buffers=exact.base_buffers)
     place = _Place(environment, fingerprint())
     place.agree(config, numerics)
-    if environment is not None:
-        _taken.add(environment.worker)
+    _taken.update([environment.worker] if environment else [])
     worker, feed = place.build(config, exact, holder, saving)
     run = Run(
         model,
@@ -143,19 +144,21 @@ def join(
         feed=feed,
         events=place.events,
         loops=loops,
+        guard=Guard(config, extras or {}, losses=loops.losses, exact=exact, worker=worker, events=place.events),
         name=environment.run if environment else "",
-        non_finite=non_finite,
     )
     _end_with_process(run, place)
     return run
 
 
-def _check_kinds(model: Any, optimizer: Any) -> None:
+def _check_kinds(model: Any, optimizer: Any, numerics: str) -> None:
     if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"join got a {type(model).__name__} and a {type(optimizer).__name__}",
             hint="holdfast.join(model, optimizer, dataset, batch=...)",
         )
+    if numerics not in NUMERICS:
+        raise ConfigError(f"numerics is {numerics!r}", hint=f"numerics is one of {', '.join(map(repr, NUMERICS))}")
 
 
 def _check_once(environment: WorkerEnvironment | None) -> None:
@@ -164,20 +167,6 @@ def _check_once(environment: WorkerEnvironment | None) -> None:
             "holdfast.join was called twice in one worker",
             hint="a script is one run: join once, with all that it trains",
         )
-
-
-def _check_choices(numerics: str, non_finite: str) -> None:
-    for name, value, choices in (("numerics", numerics, NUMERICS), ("non_finite", non_finite, NON_FINITE)):
-        if value not in choices:
-            raise ConfigError(f"{name} is {value!r}", hint=f"{name} is one of {', '.join(map(repr, choices))}")
-
-
-def _wake_scalers(model: torch.nn.Module, extras: Mapping[str, Stateful]) -> None:
-    """A gradient scaler makes its scale when it first scales; a worker without shards in its first step never does."""
-    device = next(model.parameters()).device
-    for extra in extras.values():
-        if isinstance(extra, torch.amp.GradScaler) and extra.is_enabled():
-            extra.scale(torch.zeros((), device=device))
 
 
 def _length(dataset: Any) -> int:
@@ -262,8 +251,12 @@ class _Place:
     def _agree(self, config: RunConfig, numerics: str) -> None:
         if self.ledger.compare_and_set(KEY_CONFIG, config.encode(), expected=0) is None:
             entry = self.ledger.get(KEY_CONFIG)
-            if entry is not None:
-                config.check_same(entry.value)
+            if entry is not None and not config.check_same(entry.value, may_differ=CHANGEABLE):
+                if self.ledger.read(KEY_WORKERS).entries:
+                    config.check_same(entry.value)
+                elif self.ledger.compare_and_set(KEY_CONFIG, config.encode(), expected=entry.revision) is None:
+                    self._agree(config, numerics)
+                    return
         record = self.ledger.get(KEY_REWINDS)  # before this worker registers: see rewinding.py
         self.rewinds = Rewinds.decode(record.value) if record is not None else Rewinds()
         mark = encode_json({"fingerprint": self.fingerprint, "worker": self.me, "torch": torch.__version__})
@@ -339,7 +332,14 @@ class _Place:
             outage_s=config.outage_s,
             checkpoints=checkpoints,
             rewinding=rewinding,
-            audits=Audits(machine.audits, me=self.me, holder=holder, events=self.events, feed=feed),
+            audits=Audits(
+                machine.audits,
+                me=self.me,
+                holder=holder,
+                events=self.events,
+                feed=feed,
+                doubts=config.non_finite != "ignore",
+            ),
         )
         worker.gradients.passed = rewinding.passed
         feed.start()

@@ -272,6 +272,7 @@ def read_news(entries: dict[str, Entry]) -> LedgerNews:
     registered.sort(key=lambda worker: worker.created)
     sizes = [decode_whole(entry.value, "workers", 1) for key, entry in entries.items() if key.startswith(KEY_SIZE)]
     stop = decode_json(entries[KEY_STOP].value).get("reason", "stopped") if KEY_STOP in entries else ""
+    rewinds = entries.get(KEY_REWINDS)
     state = LedgerState(
         view=View.decode(view.value) if view else None,
         view_revision=view.revision if view else 0,
@@ -281,6 +282,6 @@ def read_news(entries: dict[str, Entry]) -> LedgerNews:
         stop=str(stop),
         done=KEY_DONE in entries,
         rolls=rolls,
+        rewound=rewinds is not None and view is not None and rewinds.revision > view.revision,
     )
-    rewinds = entries.get(KEY_REWINDS)
     return LedgerNews(state, registrations, Rewinds.decode(rewinds.value) if rewinds else Rewinds())

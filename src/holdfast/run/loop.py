@@ -7,21 +7,22 @@ the mean over all shards, on every worker with the same bits.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from holdfast.core.errors import ConfigError, DivergedError
+from holdfast.core.errors import ConfigError, Evicted
 from holdfast.core.words import KEY_DONE, encode_json, host_of
 from holdfast.data.loader import ShardLoader
 from holdfast.data.seeding import derive_seed, seed_everything
 from holdfast.data.shards import ShardPlan
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
+from holdfast.modes.diverging import Losses
 from holdfast.modes.exact import Exact
+from holdfast.run.guarding import Guard
 from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.run.worker import Worker
 from holdfast.state.digest import weights_digest
@@ -34,15 +35,17 @@ class Loops:
     """How many loops over steps the script has been through. Travels with the snapshot: a joiner must know which of
     them, and of the lines between them, are in the state that it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, losses: Losses) -> None:
         self.done = 0  # by the state's account
         self.passed = 0  # by this process
+        self.losses = losses  # of the last steps: they travel with the same part of the snapshot
 
-    def state_dict(self) -> dict[str, int]:
-        return {"done": self.done}
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done, **self.losses.state()}
 
-    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self.done = int(state_dict["done"])
+        self.losses.load(state_dict)
 
 
 class Run:
@@ -60,8 +63,8 @@ class Run:
         feed: LedgerFeed,
         events: EventLog,
         loops: Loops,
+        guard: Guard,
         name: str,
-        non_finite: str,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -72,8 +75,7 @@ class Run:
         self._worker = worker
         self._feed = feed
         self._events = events
-        self._non_finite = non_finite
-        worker.audits.doubts = worker.audits.compares and non_finite != "ignore"
+        self._guard = guard
         self._closed = False
         self._pending: m.Compute | None = None
         self._target = 0
@@ -166,6 +168,7 @@ class Run:
             return
         step._check_complete()
         self._current = None
+        self._loops.losses.applied(step.metrics, skipped=step.skipped)
         self._exact.rebase()
         self._worker.tell(m.Applied(step.number))
         self._report(step)
@@ -227,6 +230,8 @@ class Run:
             )
         if self._current is not None:
             self._current._check_complete()
+            if self._current.skipped:
+                self._exact.clear_gradients()  # also of what the script has added to them, such as a penalty on weights
             if not self._exact.has_gradients and any(p.grad is not None for p in self._exact.parameters):
                 raise ConfigError(
                     "the gradients do not come from the loop over the step's shards, so they are only this worker's",
@@ -263,6 +268,7 @@ class Step:
         self._directive: m.Compute | None = directive
         self._begun = False
         self._complete = False
+        self.skipped = False  # its update is not applied: every .grad is None when the loop over the shards has ended
         self._left = False  # the loop over steps was left in this one
         self.number = directive.step
         self.epoch = run.plan.epoch_of(directive.step)
@@ -327,17 +333,15 @@ class Step:
 
     def _load(self, directive: m.Commit) -> None:
         run = self._run
-        kept = run._worker.loaded(directive)
-        self.metrics = dict(kept.metrics)
+        kept = run._worker.loaded(directive, run._guard.inspect)
+        self.metrics = dict(kept.metrics) if self.number not in run._worker.rewinding.passed else _Unknown()
         seed_everything(derive_seed(run.plan.seed, self.number, "apply"))
         self._complete = True
-        if run._non_finite == "stop":
-            for name, value in self.metrics.items():
-                if not math.isfinite(value):
-                    raise DivergedError(
-                        f"the metric {name!r} is {value} at step {self.number}",
-                        hint="lower the learning rate or clip gradients; join(non_finite='ignore') goes on regardless",
-                    )
+        try:
+            self.skipped = run._guard.judge(kept)
+        except Evicted:
+            self._complete = False  # the run goes back: a script that ends here has not finished
+            raise
 
     def _check_complete(self) -> None:
         if not self._complete:
@@ -345,6 +349,13 @@ class Step:
                 f"the loop over the shards of step {self.number} was left early",
                 hint="write `for batch in step:` without a break; every shard counts",
             )
+
+
+class _Unknown(dict[str, float]):
+    """The metrics of a step that nobody computed: a script may print any of them."""
+
+    def __missing__(self, name: str) -> float:
+        return float("nan")
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, exact: Exact) -> int:

@@ -1,13 +1,15 @@
 """The run goes back: how a worker asks for it, how it hears that another has, and which states then still count.
 
-    rewinds.ask(back_to=40, passed=(57,), reason="the gradient of 'head.weight' is not finite at step 57")
+    worker.rewind(back_to=40, passed=(57,), reason="the gradient of 'head.weight' is not finite at step 57")
+    worker.rewind(back_to=40, passed=(), reason="two digests differ", kind="audit", evict=("w2.1",), rewinds_max=20)
 
-`ask` does not return. It puts a record into the ledger (core/rewinds.py) and ends this worker, as one that the others
-went on without: its agent starts another in its place, which costs no restart. All other workers find the record in
-the ledger and end the same way when they next have the word, so nobody is left who has the training's state. The new
-ones look for a checkpoint, as after any loss of all workers, and go on from the newest that has at most `back_to`
-steps applied; from the start if there is none and the run began there. A step in `passed` is numbered and committed
-as every step, with nothing to compute and nothing to apply.
+`Worker.rewind` lets a save that is old enough arrive, and calls `Rewinding.ask`, which does not return. It puts a
+record into the ledger (core/rewinds.py) and ends this worker, as one that the others went on without: its agent starts
+another in its place, which costs no restart. All other workers find the record in the ledger and end the same way when
+they next have the word, so nobody is left who has the training's state. The new ones look for a checkpoint, as after
+any loss of all workers, and go on from the newest that has at most `back_to` steps applied; from the start if there is
+none and the run began there. A step in `passed` is numbered and committed as every step, with nothing to compute and
+nothing to apply.
 
 It may be asked at any step, by one member or by all; what several ask at the same time becomes one rewind, that of the
 first. Whoever asks must do so in the thread of the user's loop, before the script has ended on any worker: a run that
@@ -50,6 +52,7 @@ from holdfast.run.ledger_feed import LedgerFeed
 REWINDS_MAX = 3  # of one kind
 ASK_AGAIN_S = 0.5
 ASK_FOR_S = 600.0  # without the ledger nobody can go back; whoever could start us again is probably gone, too
+WAITING_S = 2.0  # until it is said that the ledger keeps us waiting
 LOOK_S = 0.01
 KNOWN = "rewinds"  # in a manifest's config: how many rewinds its worker knew of
 
@@ -71,6 +74,7 @@ class Rewinding:
         self._feed = feed
         self._events = events
         self._alone = alone
+        self._told = False
         self._clock = clock
 
     # ---- asking
@@ -103,40 +107,40 @@ class Rewinding:
             kind=kind,
             evict=evict,
         )
-        held = self._record(record)
-        raise Evicted(self._sentence(held))
+        raise Evicted(self.overtaken(self._record(record)))
 
     def _record(self, record: Rewind) -> Rewinds:
         """Until the ledger has it, or another's in its place."""
         value = self.known.with_(record).encode()
-        give_up_at = self._clock() + ASK_FOR_S
-        ask_at = self._clock()
+        began = ask_at = self._clock()
+        say_at = began + WAITING_S
         while True:
             entry = self._feed.entry(KEY_REWINDS)
             held = Rewinds.decode(entry.value) if entry is not None else Rewinds()
             if held.number > self.known.number:
-                break
+                return held
             now = self._clock()
-            if now >= give_up_at:
+            if now >= say_at:
+                say_at = began + 2 * ASK_FOR_S
+                self._events.write("waiting", step=record.back_to, reason="the ledger must know that the run goes back")
+            if now >= began + ASK_FOR_S:
                 raise LedgerUnavailable(f"the ledger does not say that the run goes back: {record.reason}")
             if now >= ask_at:
                 ask_at = now + ASK_AGAIN_S
                 self._feed.compare_and_set(KEY_REWINDS, value, entry.revision if entry is not None else 0)
             time.sleep(LOOK_S)
-        first = held.records[self.known.number]
-        self._events.write(
-            "rewound", step=first.back_to, passed=list(first.passed), reason=first.reason, number=self.known.number + 1
-        )
-        return held
 
     # ---- hearing of it
 
     def overtaken(self, held: Rewinds) -> str:
         """Why this worker must end, given the record as the ledger has it now; empty: it need not."""
-        return self._sentence(held) if held.number > self.known.number else ""
-
-    def _sentence(self, held: Rewinds) -> str:
+        if held.number <= self.known.number:
+            return ""
         record = held.records[self.known.number]
+        if not self._told:
+            self._told = True
+            fields = {"step": record.back_to, "passed": list(record.passed), "reason": record.reason}
+            self._events.write("rewound", number=self.known.number + 1, **fields)
         return f"the run goes back to step {record.back_to} or before: {record.reason}"
 
     # ---- where the run began
@@ -156,7 +160,7 @@ class Rewinding:
             back_to = min(record.back_to for record in self.known.records)
             raise ConfigError(
                 f"the run has to go back to step {back_to} or before, and there is no such checkpoint",
-                hint="keep more of them, with --keep-last or --keep-every; copy an older one to its place to go on",
+                hint="keep more of them (--keep, --keep-every); to go on, copy an older one to where they are kept",
             )
 
     # ---- which states count

@@ -432,12 +432,13 @@ class Worker:
         self._feed.deregister()
         raise Stopped(end.reason)
 
-    def loaded(self, directive: m.Commit) -> Kept:
-        """Put the step's mean into the model. Evicted if the others have gone on and the memory was used again."""
+    def loaded(self, directive: m.Commit, inspect: Callable[[Kept], None]) -> Kept:
+        """Put the step's mean into the model, and have it looked at. Evicted if its memory was used again meanwhile."""
         kept = self.gradients.kept
         assert kept is not None and kept.step == directive.step
         self._checkpoints.wait_copied()  # the script's lines for the step may change anything
         self._exact.load(kept)
+        inspect(kept)
         if not kept.is_intact():
             self._leave(m.End("evicted", "the others went on while this worker was away"))
         return kept
