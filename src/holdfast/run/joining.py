@@ -300,14 +300,8 @@ class _Place:
         feed = LedgerFeed(self.ledger, registration, self.mailbox, self.events, lease_s=self.lease_s)
         rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None)
         checkpoints = self._checkpoints(config, holder, saving, feed, rewinding)
-        machine = Machine(
-            self.me,
-            shards=config.shards,
-            digest=holder.capture(0).digest(),
-            two_rounds=two_rounds,
-            checkpoints=isinstance(checkpoints, Checkpoints),
-            timing=_timing(config),
-            rules=audit_rules(config, exact.parameters),
+        machine = self._machine(
+            config, exact, holder, two_rounds=two_rounds, saves=isinstance(checkpoints, Checkpoints)
         )
         worker = Worker(
             machine,
@@ -344,6 +338,17 @@ class _Place:
         worker.gradients.passed = rewinding.passed
         feed.start()
         return worker, feed
+
+    def _machine(self, config: RunConfig, exact: Exact, holder: Holder, *, two_rounds: bool, saves: bool) -> Machine:
+        return Machine(
+            self.me,
+            shards=config.shards,
+            digest=holder.capture(0).digest(),
+            two_rounds=two_rounds,
+            checkpoints=saves,
+            timing=_timing(config),
+            rules=audit_rules(config, exact.parameters),
+        )
 
     def _memory_root(self) -> Path | None:
         environment = self.environment
