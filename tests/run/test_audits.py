@@ -21,7 +21,7 @@ from holdfast.launch.environment import AUDIT, AUDIT_EVERY, RUN_DIR, WORKER
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 BATCH, SHARDS = 24, 6
-COMPARED = ("batch norm", "partly used", "frozen and thawed midway", "averaged model", "channels last", "growing cache")
+COMPARED = ("batch norm", "partly used", "averaged model")
 Act = Callable[[Training, int, int], None]
 
 

@@ -12,7 +12,7 @@ from holdfast.membership.auditing import Said
 from holdfast.testing.simulator import Violation, World, simulate
 from holdfast.testing.simulator.lying import Hardware
 
-SEEDS = 160
+SEEDS = 120
 Patch = pytest.MonkeyPatch
 
 
@@ -38,7 +38,7 @@ def test_audits_alone_disturb_nothing() -> None:
 
 
 def test_with_more_workers_of_several_hosts() -> None:
-    for seed in range(100):
+    for seed in range(40):
         world = simulate(seed, workers=5, hosts=3, audit=True, lies=0.3, save_every=2)
         assert world.given_up or world.done
 
