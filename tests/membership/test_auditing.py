@@ -222,4 +222,4 @@ def test_digests_that_no_member_sends(said: str) -> None:
 
 def test_a_digest_has_a_bound() -> None:
     with pytest.raises(ProtocolError):
-        decode(encode(m.Ready(1, (), said=Said(state="a" * 65)))[LENGTH.size :])
+        decode(encode(m.Ready(1, (), said=Said(state="a" * 257)))[LENGTH.size :])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from holdfast.state.slices import SLICE_BYTES, slice_digest, slice_names, slices_for
+from holdfast.state.slices import SLICE_BYTES, difference, slice_digest, slices_for
 from holdfast.state.snapshot import Holder
 
 
@@ -71,9 +71,26 @@ def test_large_states_have_more_portions(megabytes: int, count: int) -> None:
     assert SLICE_BYTES == 128 * 2**20
 
 
-def test_a_portion_has_names() -> None:
+def test_what_differs_is_named() -> None:
+    model, optimizer, holder = trained()
+    before = slice_digest(holder.refer(4), 0, 1)
+
+    def found() -> str:
+        snapshot = holder.refer(4)
+        return difference(snapshot, 0, 1, before, slice_digest(snapshot, 0, 1))
+
+    weight = model.get_parameter("0.weight").detach().view(torch.int32)
+    weight[3, 2] ^= 1
+    assert found() == "parameters.0.weight"
+    weight[3, 2] ^= 1
+    optimizer.param_groups[0]["lr"] *= 2
+    assert found() == "settings"
+
+
+def test_what_may_differ_is_named_from_first_to_last() -> None:
     _, _, holder = trained()
     snapshot = holder.refer(4)
-    assert slice_names(snapshot, 0, 1) == "buffers.1.num_batches_tracked to parameters.2.weight"
-    named = [slice_names(snapshot, number, 40) for number in range(40)]
-    assert any(name == "parameters.0.weight" for name in named)
+    digest = slice_digest(snapshot, 0, 1)
+    nothing_alike = "".join("0" if digit != "0" else "1" for digit in digest)
+    everything = difference(snapshot, 0, 1, digest, nothing_alike)
+    assert everything == "buffers.1.num_batches_tracked to parameters.2.weight"

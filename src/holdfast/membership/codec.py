@@ -21,7 +21,7 @@ STEP_MAX = 1 << 40
 SHARDS_MAX = 1 << 16
 NAMES_MAX = 1 << 12
 PACE_MAX = 1e9
-DIGEST_MAX = 64
+DIGEST_MAX = 256
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 

@@ -24,12 +24,13 @@ from holdfast.modes.exact import Collector
 from holdfast.reduce.sums import Sums
 from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.state.layout import TensorSpec, memory_of, readable
-from holdfast.state.slices import slice_digest, slice_names, slices_for
+from holdfast.state.slices import difference, slice_digest, slices_for
 from holdfast.state.snapshot import Holder
 
 CORRUPTION = "corruption"  # the kind of rewinds that follow
 REWINDS_MAX = 16
 NO_MAJORITY = "test the memory and processors of these hosts; with three or more workers the majority decides"
+SPOILED = "checkpoints of more than {} steps may be wrong, older ones are not"
 
 
 def audit_rules(config: RunConfig, parameters: Sequence[torch.Tensor]) -> Rules:
@@ -95,7 +96,7 @@ class Audits:
         """Every member writes down what it found. The first that is not accused marks who is, in the ledger."""
         self.found = finding
         decided = "by majority" if finding.liars else f"by {finding.third}" if finding.third else "not decidable"
-        where = f"shard {finding.number}" if finding.what == "shard" else self._names(finding.number)
+        where = f"shard {finding.number}" if finding.what == "shard" else self._names(finding)
         self._events.write(
             "corruption",
             step=finding.step,
@@ -112,9 +113,18 @@ class Audits:
                 note = {"step": finding.step, "what": finding.what, "host": host_of(liar)}
                 self._feed.put(KEY_LIARS + liar, encode_json(note))
 
-    def _names(self, number: int) -> str:
-        rules = self._auditing.rules
-        return slice_names(self._holder.refer(self._step), number, min(rules.slices, rules.every))
+    def what_to_do(self) -> str:
+        """The hint of an error that ends the run."""
+        good = self.found.good if self.found is not None else None
+        return NO_MAJORITY if good is None else f"{NO_MAJORITY}; {SPOILED.format(good)}"
+
+    def _names(self, finding: Finding) -> str:
+        """The tensors in which the one who is wrong differs from one who is not, or the first two from each other."""
+        rules, said = self._auditing.rules, dict(finding.digests)
+        one = said[finding.liars[0]] if finding.liars else finding.digests[0][1]
+        other = next(digest for digest in said.values() if digest != one)
+        snapshot = self._holder.refer(self._step)
+        return difference(snapshot, finding.number, min(rules.slices, rules.every), one, other)
 
 
 class _Tap:

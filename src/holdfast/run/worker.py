@@ -26,7 +26,7 @@ from holdfast.modes.exact import Exact
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.groups import BrokenGroup, Gone, Group, Said
 from holdfast.reduce.reduction import Kept
-from holdfast.run.auditing import CORRUPTION, NO_MAJORITY, REWINDS_MAX, Audits
+from holdfast.run.auditing import CORRUPTION, REWINDS_MAX, Audits
 from holdfast.run.checkpointing import NoCheckpoints
 from holdfast.run.fetching import Fetcher
 from holdfast.run.gradients import Gradients
@@ -424,7 +424,7 @@ class Worker:
                 rewinds_max=REWINDS_MAX,
             )
         if end.kind == "corrupt":
-            raise CorruptionError(end.reason, hint=NO_MAJORITY)
+            raise CorruptionError(end.reason, hint=self.audits.what_to_do())
         step, view = self.machine.next, self.machine.view
         if step is not None and view is not None:
             self._checkpoints.leave(step, view.members, self._last_metrics(), save=end.save)

@@ -6,9 +6,9 @@ same. The digest of a portion covers its bytes and everything in the snapshot th
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 
-import torch
 import xxhash
 
 from holdfast.state.codec import Tree, unpack_tree
@@ -19,6 +19,9 @@ SLICE_BYTES = (
     128 * 2**20
 )  # hashed in some 20 ms; to find what lies in it takes nearly as long where parameters are many
 
+PARTS = 16
+_WHOLE_DIGITS, _MARK_DIGITS = 32, 8
+
 
 def slices_for(parameters_bytes: int) -> int:
     """How many portions. Known before the optimizer has any state, which for most is twice the parameters."""
@@ -26,38 +29,63 @@ def slices_for(parameters_bytes: int) -> int:
 
 
 def slice_digest(snapshot: Snapshot, number: int, slices: int) -> str:
-    """32 hex digits, for portion `number` of so many."""
-    start, stop, total = _bounds(snapshot, number, slices)
-    hasher = xxhash.xxh3_128()
-    hasher.update(f"{snapshot.step} {number} {slices} {total} {len(snapshot.tree)} ".encode())
-    hasher.update(snapshot.tree)
-    for tensor, _, low, high in _within(snapshot, start, stop):
-        hasher.update(memory_of(tensor)[low:high])
-    return hasher.hexdigest()
+    """For portion `number` of so many: 32 hex digits for all of it, then 8 for each PARTS-th, to find what differs."""
+    portion = _Bytes(snapshot, number, slices)
+    whole = xxhash.xxh3_128()
+    whole.update(f"{snapshot.step} {number} {slices} {portion.total} {len(snapshot.tree)} ".encode())
+    whole.update(snapshot.tree)
+    marks = []
+    for start, stop in portion.parts:
+        hasher = xxhash.xxh3_128()
+        for tensor, first, last in portion.within(start, stop):
+            hasher.update(portion.memory(tensor)[first:last])
+        whole.update(hasher.digest())
+        marks.append(hasher.hexdigest()[:_MARK_DIGITS])
+    return str(whole.hexdigest() + "".join(marks))
 
 
-def slice_names(snapshot: Snapshot, number: int, slices: int) -> str:
-    """What lies in a portion, for people: `optimizer.state.0.exp_avg to parameters.head.weight`."""
-    start, stop, _ = _bounds(snapshot, number, slices)
-    numbers = [index for _, index, _, _ in _within(snapshot, start, stop)]
+def difference(snapshot: Snapshot, number: int, slices: int, one: str, other: str) -> str:
+    """Where two digests of a portion differ, for people: `parameters.head.weight`, `settings`."""
+    portion = _Bytes(snapshot, number, slices)
+    parts = [bounds for part, bounds in enumerate(portion.parts) if _mark(one, part) != _mark(other, part)]
+    if not parts:
+        return "settings"  # what is not a tensor
+    numbers = [tensor for bounds in parts for tensor, _, _ in portion.within(*bounds)]
     names = dict(_names(unpack_tree(snapshot.tree), ""))
-    found = [names.get(index, f"tensor {index}") for index in (*numbers[:1], *numbers[-1:])]
+    found = [names.get(tensor, f"tensor {tensor}") for tensor in (*numbers[:1], *numbers[-1:])]
     return " to ".join(dict.fromkeys(found))
 
 
-def _bounds(snapshot: Snapshot, number: int, slices: int) -> tuple[int, int, int]:
-    total = snapshot.nbytes
-    return total * number // slices, total * (number + 1) // slices, total
+def _mark(digest: str, part: int) -> str:
+    first = _WHOLE_DIGITS + part * _MARK_DIGITS
+    return digest[first : first + _MARK_DIGITS]
 
 
-def _within(snapshot: Snapshot, start: int, stop: int) -> Iterator[tuple[torch.Tensor, int, int, int]]:
-    """The tensors that reach into [start, stop), their numbers, and where in each."""
-    first = 0
-    for index, tensor in enumerate(snapshot.tensors):
-        size = tensor.numel() * tensor.element_size()
-        if first < stop and first + size > start:
-            yield tensor, index, max(0, start - first), min(size, stop - first)
-        first += size
+class _Bytes:
+    """A snapshot's tensors as one run of bytes, of which a portion is looked at."""
+
+    def __init__(self, snapshot: Snapshot, number: int, slices: int) -> None:
+        self._tensors = snapshot.tensors
+        self._starts = [0]
+        for tensor in snapshot.tensors:
+            self._starts.append(self._starts[-1] + tensor.numel() * tensor.element_size())
+        self.total = self._starts[-1]
+        start, stop = self.total * number // slices, self.total * (number + 1) // slices
+        size = stop - start
+        self.parts = [(start + size * part // PARTS, start + size * (part + 1) // PARTS) for part in range(PARTS)]
+
+    def within(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """The numbers of the tensors that reach into [start, stop), and where in each."""
+        number = bisect_right(self._starts, start) - 1
+        while start < stop:
+            first, end = self._starts[number], min(stop, self._starts[number + 1])
+            if start < end:
+                yield number, start - first, end - first
+                start = end
+            number += 1
+
+    def memory(self, number: int) -> memoryview:
+        return memory_of(self._tensors[number])
 
 
 def _names(tree: Tree, path: str) -> Iterator[tuple[int, str]]:
