@@ -22,8 +22,8 @@ from holdfast.testing.exactness_script import Net, Noisy
 
 FLIP = "HOLDFAST_DRILL_FLIP"  # "WORKER KIND STEP SEED BIT"; bit -1: any
 KINDS = ("gradient", "parameter", "optimizer")
-# What is rounded away heals: an optimizer's averages forget, and a small parameter is soon another. Of a low bit nothing
-# may be left a few steps later, and no harm done. So the drill flips what lasts until it is compared.
+# What is rounded away heals: an optimizer's averages forget, and a small parameter is soon another. Of a low bit
+# nothing may be left a few steps later, and no harm done. So the drill flips what lasts until it is compared.
 LOWEST_BIT = {"gradient": 0, "parameter": 4, "optimizer": 16}
 SMALLEST = {"gradient": 0.0, "parameter": 0.01, "optimizer": 0.0}
 
