@@ -276,15 +276,16 @@ class Stepping(ABC):
         return [Reduce(self.next, brought)]
 
     def _follow(self, finding: Finding, now: float) -> list[Effect]:
-        """All members have come to the same finding, and nothing of this step is committed."""
-        assert self.view is not None
+        """All members come to the same finding, and nothing of this step is committed.
+
+        Who ends drops nothing: its connections close with its process, when the others have heard all that they need.
+        """
         if not finding.liars and not finding.third:
-            dropped = Drop(self.view.number, finding.reason)
-            return [dropped, self._end("corrupt", finding.reason)]
+            return [self._end("corrupt", finding.reason)]
         if self.me in finding.liars:
-            return self._be_evicted(finding.reason)
+            return [self._end("evicted", finding.reason)]
         if finding.good is not None:
-            return [Drop(self.view.number, finding.reason), self._end("rewind", finding.reason)]
+            return [self._end("rewind", finding.reason)]
         effects = self._break(finding.reason, now, peer=finding.liars[0] if finding.liars else "")
         self._leaving = frozenset(finding.liars)  # the next view does without them, whatever the ledger says
         return effects + self._consider(now)

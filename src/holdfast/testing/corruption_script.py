@@ -22,16 +22,19 @@ from holdfast.testing.exactness_script import Net, Noisy
 
 FLIP = "HOLDFAST_DRILL_FLIP"  # "WORKER KIND STEP SEED BIT"; bit -1: any
 KINDS = ("gradient", "parameter", "optimizer")
-# An optimizer's averages forget: of the lower bits of a number nothing may be left a few steps later, and no harm done.
-LOWEST_BIT = {"gradient": 0, "parameter": 0, "optimizer": 16}
+# What is rounded away heals: an optimizer's averages forget, and a small parameter is soon another. Of a low bit
+# nothing may be left a few steps later, and no harm done. So the drill flips what lasts until it is compared.
+LOWEST_BIT = {"gradient": 0, "parameter": 4, "optimizer": 16}
+SMALLEST = {"gradient": 0.0, "parameter": 0.01, "optimizer": 0.0}
 
 
 def flip(tensors: list[torch.Tensor], kind: str, rng: random.Random, bit: int = -1) -> str:
     """Flip one bit of one number that is not zero, and say which."""
-    candidates = [tensor for tensor in tensors if tensor.dtype == torch.float32 and bool((tensor != 0).any())]
+    floats = [tensor for tensor in tensors if tensor.dtype == torch.float32]
+    candidates = [tensor for tensor in floats if bool((tensor.detach().abs() > SMALLEST[kind]).any())]
     tensor = rng.choice(candidates).detach()
     bits = tensor.view(torch.int32)
-    places = tensor.nonzero().tolist()
+    places = (tensor.abs() > SMALLEST[kind]).nonzero().tolist()
     place = tuple(rng.choice(places))
     bit = bit if bit >= 0 else rng.randrange(LOWEST_BIT[kind], 32)
     before = float(tensor[place])
