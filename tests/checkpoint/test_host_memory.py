@@ -260,6 +260,24 @@ def test_memory_of_older_files_is_used_again(tmp_path: Path, small_parts: int) -
     assert same(found, 3) and not said
 
 
+def test_what_another_worker_clears_away_meanwhile_is_not_missed(
+    tmp_path: Path, small_parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = Hosts(tmp_path, None, 1)
+    for step in (5, 10):
+        hosts.keep(taken(step))
+    unlink = Path.unlink
+
+    def cleared(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok)
+        if path.parent.name == directory_of(5):
+            shutil.rmtree(path.parent)
+
+    monkeypatch.setattr(Path, "unlink", cleared)
+    hosts.keep(taken(15))
+    assert not hosts.said and kept_steps(tmp_path / "h0") == [15, 10]
+
+
 def test_a_run_that_went_back_writes_over_what_it_did_not_use(tmp_path: Path, small_parts: int) -> None:
     land = Hosts(tmp_path, None, 1)
     for step in (10, 20):

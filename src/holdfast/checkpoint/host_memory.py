@@ -208,7 +208,8 @@ class HostMemory:
             if one is None or one in (step, stays):
                 continue
             (directory / MANIFEST).unlink(missing_ok=True)
-            found += list(directory.iterdir())
+            with suppress(FileNotFoundError):  # another worker has found its step complete, and has cleared this away
+                found += list(directory.iterdir())
         return found
 
     def _clear(self, step: int) -> None:
