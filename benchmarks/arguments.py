@@ -1,9 +1,10 @@
-"""Arguments that several benchmarks take."""
+"""Arguments that several benchmarks take, and what follows from --json and --check."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 
 
 def listed(choices: Sequence[str]) -> Callable[[str], list[str]]:
@@ -17,3 +18,14 @@ def listed(choices: Sequence[str]) -> Callable[[str], list[str]]:
         return chosen
 
     return split
+
+
+def conclude(args: argparse.Namespace, figures: Mapping[str, float], missed: Sequence[str]) -> int:
+    """Writes the figures where they are wanted, names the bars that were missed if asked to; the exit code."""
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if not args.check:
+        return 0
+    for line in missed:
+        print(f"missed: {line}")
+    return 1 if missed else 0

@@ -35,7 +35,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from arguments import listed
+from arguments import conclude, listed
 from checkpoint_limits import Limits
 from checkpoint_worker import PEERS
 from holdfast.checkpoint import load
@@ -307,13 +307,7 @@ def main() -> int:
             return 1
     result = benchmark.result()
     print_tables(benchmark, result, state_bytes(args.width))
-    if args.json:
-        args.json.write_text(json.dumps(result.figures, indent=1) + "\n")
-    if not args.check:
-        return 0
-    for line in result.missed:
-        print(f"missed: {line}")
-    return 1 if result.missed else 0
+    return conclude(args, result.figures, result.missed)
 
 
 def state_bytes(width: int) -> int:

@@ -18,7 +18,6 @@ ring      Simulated at 10, 1,000 and 10,000 workers: messages of one worker, and
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -32,7 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from arguments import listed
+from arguments import conclude, listed
 from commits import CommitLog
 from holdfast.core.errors import HoldfastError
 from holdfast.detection.beat import Activity
@@ -70,13 +69,7 @@ def main() -> int:
         return 1
     for name, value in result.figures.items():
         print(f"{name:<36} {value:.4g}")
-    if args.json:
-        args.json.write_text(json.dumps(result.figures, indent=1) + "\n")
-    if not args.check:
-        return 0
-    for line in result.missed:
-        print(f"missed: {line}")
-    return 1 if result.missed else 0
+    return conclude(args, result.figures, result.missed)
 
 
 def parse_arguments() -> argparse.Namespace:

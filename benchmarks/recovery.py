@@ -21,7 +21,6 @@ to the first that they computed alone: what the lost worker had handed in before
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -35,6 +34,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from arguments import conclude
 from commits import CommitLog, Fault
 from holdfast.core.errors import HoldfastError
 from holdfast.launch.etcd_cluster import EtcdCluster
@@ -137,13 +137,7 @@ def main() -> int:
         return 1
     for name, value in result.figures.items():
         print(f"{name:<36} {value:.4g}")
-    if args.json:
-        args.json.write_text(json.dumps(result.figures, indent=1) + "\n")
-    if not args.check:
-        return 0
-    for line in result.missed:
-        print(f"missed: {line}")
-    return 1 if result.missed else 0
+    return conclude(args, result.figures, result.missed)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from arguments import listed
+from arguments import conclude, listed
 from launching import BENCHMARKS, BenchmarkError, holdfast_command, last_lines, run_to_end
 from workloads import WORKLOADS, Workload
 
@@ -93,12 +93,7 @@ def main() -> int:
 
     print_table(cases, systems)
     figures = flat_figures(cases)
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
-    missed = missed_bars(cases) if args.check else []
-    for line in missed:
-        print(f"missed: {line}")
-    return 1 if missed else 0
+    return conclude(args, figures, missed_bars(cases) if args.check else [])
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arguments import listed
+from arguments import conclude, listed
 from launching import BenchmarkError, holdfast_command, run_to_end
 
 WORKERS = 4
@@ -106,17 +106,13 @@ def main() -> int:
         figures |= found
         before, after, ideal, exact = found.values()
         print(f"{case.name:<10} {before:>14.2f} {after:>8.2f} {ideal:>8.2f}  {'exact' if exact else 'NOT exact'}")
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
     missed = [
         f"{name} is {figures[name]:.2f}, below {IDEAL_MIN:g}"
         for name in figures
         if name.startswith("of_ideal") and figures[name] < IDEAL_MIN
     ]
     missed += [f"{name}: the weights differ" for name in figures if name.startswith("exact") and not figures[name]]
-    for line in missed if args.check else ():
-        print(f"missed: {line}")
-    return 1 if args.check and missed else 0
+    return conclude(args, figures, missed)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from holdfast.checkpoint.reading import newest_valid, read_snapshot, verify
 from holdfast.checkpoint.saver import Doing, Saved, Saver, Told
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.port import Stored
-from holdfast.core.errors import StorageUnavailable
+from holdfast.core.errors import ConfigError, StorageUnavailable
 from holdfast.state.codec import flatten, pack_tree
 from holdfast.state.snapshot import Snapshot
 
@@ -313,3 +313,27 @@ def test_a_state_that_changes_while_it_is_copied_is_not_saved(
     until(lambda: bool(worker.warnings))
     assert "changed while it was copied" in worker.warnings[0] and worker.troubles == []
     assert not (tmp_path / manifest_name(10)).exists()
+
+
+def test_what_fails_while_it_gets_ready_is_told_by_the_save_and_holds_nobody_up() -> None:
+    """Storage that cannot be opened for a reason of its own, and a state larger than any memory."""
+    tried, warnings = threading.Event(), []
+
+    def broken() -> LocalStorage:
+        tried.set()
+        raise ConfigError("there is no such client")
+
+    def warn(text: str) -> None:
+        warnings.append(text)
+
+    saver = Saver(broken, Told(lambda saved, manifest: None, warn, lambda down_s: None, warn), run="r", config={})
+    try:
+        saver.prepare(1000, 1)
+        assert tried.wait(WAIT_S)
+        saver.prepare(1 << 60, 1)
+        assert saver.begin(snapshot_of(make_state(0), 3), rank=0, count=1, metrics={})
+        saver.wait_copied()
+        saver.wait_written(WAIT_S)
+        assert warnings == ["there is no such client"]
+    finally:
+        saver.close()

@@ -247,11 +247,15 @@ class Saver:
         return 0 if self._arena is None else len(self._arena)
 
     def _make_ready(self) -> None:
-        """For a first save that takes no longer than a later one."""
-        self._make_arena(self._wanted_bytes)
-        if self._storage is None and self._open_storage is not None:
-            with suppress(StorageError):  # a save will try again, and say what is wrong
+        """For a first save that takes no longer than a later one. What fails here fails in that one, which says why."""
+        wanted = self._wanted_bytes
+        with suppress(Exception):
+            self._make_arena(wanted)
+            if self._storage is None and self._open_storage is not None:
                 self._storage = self._open_storage()
+        with self._changed:
+            if self._wanted_bytes == wanted:
+                self._wanted_bytes = 0  # made, or not to be had
 
     def _make_arena(self, size: int) -> torch.Tensor:
         if self._arena is None or len(self._arena) < size:

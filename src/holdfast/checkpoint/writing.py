@@ -41,8 +41,7 @@ def used_buffer(size: int, *, in_a_hurry: Callable[[], bool]) -> torch.Tensor:
     for start in range(0, len(buffer), USED_BYTES):
         if large:
             try:
-                hurry = in_a_hurry()
-                large = not hurry
+                large = not in_a_hurry()
                 memory.madvise(mmap.MADV_HUGEPAGE if large else mmap.MADV_NOHUGEPAGE, start, len(buffer) - start)
             except OSError:  # a kernel without them
                 large = False
