@@ -17,6 +17,7 @@ from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.port import Stored
 from holdfast.core.errors import ConfigError, StorageUnavailable
 from holdfast.state.codec import flatten, pack_tree
+from holdfast.state.layout import spec_of
 from holdfast.state.snapshot import Snapshot
 
 WAIT_S = 20.0
@@ -58,8 +59,8 @@ class Gated:
 class Worker:
     """A saver with its own copy of the state, as a worker has one, and what it was told."""
 
-    def __init__(self, rank: int, count: int, path: Path) -> None:
-        self.rank, self.count = rank, count
+    def __init__(self, rank: int, count: int, path: Path, mark: int) -> None:
+        self.rank, self.count, self.mark = rank, count, mark
         self.storage = Gated(path)
         self.saved: list[Saved] = []
         self.troubles: list[str] = []
@@ -71,7 +72,8 @@ class Worker:
         self.state = make_state(0)
 
     def begin(self, step: int) -> bool:
-        return self.saver.begin(snapshot_of(self.state, step), rank=self.rank, count=self.count, metrics={"loss": 0.5})
+        snapshot, mark = snapshot_of(self.state, step), self.mark * step
+        return self.saver.begin(snapshot, rank=self.rank, count=self.count, metrics={"loss": 0.5}, mark=mark)
 
 
 def make_state(step: int) -> dict[str, torch.Tensor]:
@@ -89,12 +91,13 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.checkpoint.manifest.PART_BYTES", 32 * 1024)
 
 
-@pytest.fixture
-def crew(tmp_path: Path) -> Iterator[Callable[[int], list[Worker]]]:
+@pytest.fixture(params=["marked", "unmarked"])
+def crew(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[int], list[Worker]]]:
     made: list[Worker] = []
 
     def make(count: int) -> list[Worker]:
-        workers = [Worker(rank, count, tmp_path) for rank in range(count)]
+        mark = len(made) + 1 if request.param == "marked" else 0
+        workers = [Worker(rank, count, tmp_path, mark) for rank in range(count)]
         made.extend(workers)
         return workers
 
@@ -216,6 +219,46 @@ def test_parts_of_another_state_of_the_same_step_are_not_taken_for_ours(
     workers[2].begin(10)
     assert workers[2].saver.settle(WAIT_S)
     assert float(whole(tmp_path, 10).tensors[0][0]) == 1000.0
+
+
+def test_a_worker_hashes_what_it_writes_and_knows_the_rest_by_the_saves_mark(
+    crew: Callable[[int], list[Worker]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed: list[int] = []
+
+    def seal_and_count(part: parts.Part, image: torch.Tensor, mark: int = 0) -> str:
+        sealed.append(part.number)
+        return parts.seal(part, image, mark)
+
+    monkeypatch.setattr(share, "seal", seal_and_count)
+    workers = crew(2)
+    for worker in workers:
+        worker.state = make_state(10)
+        worker.begin(10)
+    assert all(worker.saver.settle(WAIT_S) for worker in workers)
+    whole(tmp_path, 10)
+    assert len(sealed) == (9 if workers[0].mark else 18)
+
+
+def test_a_part_that_two_call_differently_is_not_there() -> None:
+    """Both have the save's mark, so the memory of one of them lies; with one file of a name it is taken on trust."""
+    snapshot = snapshot_of(make_state(10), 10)
+    one = share.Share(snapshot, 0, 9, {}, 0.0, mark=5)
+    specs = tuple(spec_of(tensor) for tensor in snapshot.tensors)
+    one.layout = parts.lay_out(parts.tensor_names(snapshot.tree, len(specs)), specs, 10)
+    listed = [
+        Stored(f"{directory_of(10)}/{parts.file_name(part.number, said, mark)}", part.size - short)
+        for part in one.layout
+        for said, mark, short in {
+            1: [(b"mine", 5, 0), (b"yours", 5, 0)],
+            2: [(b"of another save", 6, 0)],
+            3: [(b"too short", 5, 1)],
+            4: [(b"without a mark", 0, 0)],
+            5: [(b"of another save", 6, 0), (b"mine", 5, 0)],
+        }.get(part.number, [(b"mine", 5, 0)])
+    ]
+    assert [part.number for part in one.missing(listed)] == [1, 2, 3, 4]
+    assert one.others.keys() == {0, 5, 6, 7, 8}
 
 
 @pytest.mark.parametrize("there", ["damaged", "of another state"])

@@ -18,7 +18,7 @@ from typing import Any
 
 import xxhash
 
-from holdfast.checkpoint.parts import FORMAT, PART_BYTES, Part, lay_out, number_of, tensor_names
+from holdfast.checkpoint.parts import FORMAT, PART_BYTES, Part, lay_out, number_of, tensor_names, unmarked
 from holdfast.checkpoint.storage.port import Stored
 from holdfast.core.errors import ConfigError, IntegrityError, ProtocolError
 from holdfast.state.layout import TensorSpec
@@ -74,8 +74,11 @@ class Manifest:
 
     def same_state(self, other: Manifest) -> bool:
         """Whether both describe the same bytes of the same run; the time they were made does not count."""
-        mine = (self.step, self.run, self.tree, self.specs, self.parts)
-        return mine == (other.step, other.run, other.tree, other.specs, other.parts)
+        return self._bytes() == other._bytes()
+
+    def _bytes(self) -> tuple[Any, ...]:
+        parts = [(unmarked(part.name), part.size) for part in self.parts]
+        return self.step, self.run, self.tree, self.specs, parts
 
     def encode(self) -> bytes:
         body = {

@@ -3,7 +3,9 @@
 A part is a safetensors file of about PART_BYTES that the safetensors library reads too. Its layout is a function of
 the tensors' names and specs alone, so every worker knows all parts, whoever writes them. The name of its file vouches
 for its header (`part-0003-<digest of the header>.safetensors`), the header for each tensor: whoever has listed a
-directory knows which bytes must be there. A part that two workers write has the same name and the same bytes.
+directory knows which bytes must be there. A part that two workers write has the same name and the same bytes. Where
+the workers have agreed on a mark for a save, the name has that too: it tells this save's parts from those of another
+one of the same step.
 
 Owns nothing. Bytes that contradict their names are an IntegrityError that says whose they are.
 """
@@ -36,7 +38,7 @@ PIECE_ALIGNMENT = 64  # as torch allocates: a tensor is used where it was read
 HEADER_BYTES_MAX = 32 * 2**20  # PIECES_MAX names of the longest kind, twice, and what is beside them
 _HASH_BYTES = 4 * 2**20
 _NO_DIGEST = "0" * 32
-_FILE_NAME = re.compile(r"part-(\d{4,9})-([0-9a-f]{32})\.safetensors")
+_FILE_NAME = re.compile(r"part-(\d{4,9})-([0-9a-f]{32})(?:-([0-9a-f]{16}))?\.safetensors")
 _PIECE_SUFFIX = re.compile(r"#\d+\Z")
 
 # What every reader of safetensors knows. Other dtypes are stored as plain bytes; the manifest has the real one.
@@ -226,8 +228,25 @@ def header_bytes(part: Part, digests: Sequence[str]) -> bytes:
     return length.to_bytes(8, "little") + _header_json(part, digests).ljust(length)
 
 
-def file_name(number: int, header: bytes | memoryview) -> str:
-    return f"part-{number:04d}-{xxhash.xxh3_128_hexdigest(header)}.safetensors"
+def file_name(number: int, header: bytes | memoryview, mark: int = 0) -> str:
+    suffix = f"-{mark:016x}" if mark else ""
+    return f"part-{number:04d}-{xxhash.xxh3_128_hexdigest(header)}{suffix}.safetensors"
+
+
+def vouches(name: str, number: int, header: bytes | memoryview) -> bool:
+    """Whether a file of this name has this header."""
+    return file_name(number, header, mark_of(name)) == name
+
+
+def mark_of(name: str) -> int:
+    """Of the save that a file belongs to; 0 for none."""
+    match = _FILE_NAME.fullmatch(name)
+    return int(match[3], 16) if match is not None and match[3] else 0
+
+
+def unmarked(name: str) -> str:
+    """What its bytes alone would call it."""
+    return _FILE_NAME.sub(r"part-\1-\2.safetensors", name)
 
 
 def number_of(name: str) -> int | None:
@@ -256,14 +275,14 @@ def fill(part: Part, image: memoryview | torch.Tensor, tensors: Sequence[torch.T
         numpy.copyto(target[piece.offset : piece.offset + piece.stop - piece.start], memory[piece.start : piece.stop])
 
 
-def seal(part: Part, image: memoryview | torch.Tensor) -> str:
+def seal(part: Part, image: memoryview | torch.Tensor, mark: int = 0) -> str:
     """Writes the header, with the digests of what `fill` has put there, and returns the file's name."""
     view = view_of(image)
     digests = [digest_of(view, piece.offset, piece.stop - piece.start) for piece in part.pieces]
     header = header_bytes(part, digests)
     assert len(header) == part.data_start
     view[: part.data_start] = header
-    return file_name(part.number, header)
+    return file_name(part.number, header, mark)
 
 
 def digest_of(view: memoryview, offset: int, length: int) -> str:
@@ -297,7 +316,7 @@ def view_of(image: memoryview | torch.Tensor) -> memoryview:
 
 def read_digests(part: Part, name: str, header: memoryview) -> list[str]:
     """The digests in a header that was read, which must be that of this part, and the one its file's name speaks of."""
-    if file_name(part.number, header) != name:
+    if not vouches(name, part.number, header):
         raise IntegrityError(f"{name}: its header is not the one that was written")
     try:
         about = json.loads(bytes(header[8:]))["__metadata__"]
@@ -375,7 +394,7 @@ def _described(name: str, view: memoryview) -> Part:
     number = number_of(name)
     if number is None or not 0 < length <= min(HEADER_BYTES_MAX, len(view) - 8):
         raise IntegrityError(f"{name}: its header is not the one that was written")
-    if file_name(number, view[: 8 + length]) != name:
+    if not vouches(name, number, view[: 8 + length]):
         raise IntegrityError(f"{name}: its header is not the one that was written")
     try:
         header = json.loads(bytes(view[8 : 8 + length]))

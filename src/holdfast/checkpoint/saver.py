@@ -1,9 +1,10 @@
 """Takes this worker's share of a snapshot to storage, behind the training.
 
 The replicas of a run are the same, bit for bit, so each worker writes its share of the parts and no word passes between
-them: a part's name vouches for its bytes, and every worker can tell all names from its own state. Whoever finds all
-parts in storage commits. Each part is held in memory by two workers, the one that writes it and one that does when the
-first is lost; with all in storage but the manifest, any of them writes that.
+them: a part's name vouches for its bytes, and has the mark that all have agreed on for this save; without one, every
+worker can tell all names from its own state. Whoever finds all parts in storage commits. Each part is held in memory by
+two workers, the one that writes it and one that does when the first is lost; with all in storage but the manifest, any
+of them writes that.
 
 Threads: `begin`, `wait_copied` and the questions belong to the thread of the training loop, everything else to one
 thread of the saver's own (and those that it lends to storage). The state that a save refers to may be read until
@@ -30,7 +31,7 @@ from holdfast.checkpoint.parts import Part, fill, lay_out, seal, tensor_names, v
 from holdfast.checkpoint.share import COPIES, Share, name_of
 from holdfast.checkpoint.side_by_side import for_each_part
 from holdfast.checkpoint.storage.port import Storage
-from holdfast.checkpoint.writing import commit, image_buffer, missing_parts, refuse_strangers, used_buffer
+from holdfast.checkpoint.writing import commit, image_buffer, refuse_strangers, used_buffer
 from holdfast.core.errors import (
     HoldfastError,
     StorageError,
@@ -137,14 +138,26 @@ class Saver:
             self._changed.notify_all()
 
     def begin(
-        self, snapshot: Snapshot, *, rank: int, count: int, metrics: Mapping[str, float], place: Place | None = None
+        self,
+        snapshot: Snapshot,
+        *,
+        rank: int,
+        count: int,
+        metrics: Mapping[str, float],
+        place: Place | None = None,
+        mark: int = 0,
     ) -> bool:
-        """Start to save. False: an earlier snapshot is still on its way, and this one is passed over."""
+        """Start to save. False: an earlier snapshot is still on its way, and this one is passed over.
+
+        `mark` is one that all workers of this save have, and no other save.
+        """
         with self._changed:
             if self.is_busy or self._closed:
                 return False
             self._copied.clear()
-            self._given = Share(snapshot, rank, count, dict(metrics), self._clock(), place=place)
+            if self._memory is not None:
+                mark = 0  # a host's memory keeps a manifest at once, which has all names
+            self._given = Share(snapshot, rank, count, dict(metrics), self._clock(), mark=mark, place=place)
             self.begun = snapshot.step
             self._changed.notify_all()
         return True
@@ -334,7 +347,7 @@ class Saver:
         """In this host's memory. What does not fit there is said by it, and takes nothing away from storage."""
         if self._memory is None or save.place is None:
             return
-        manifest = save.manifest = self._manifest(save)
+        manifest = save.manifest = save.describe(self._run, self._config)
         if self._memory.keep(save.place, manifest, save.images) and self._open_storage is None:
             self._is_saved(save, manifest, mine=save.rank == 0)
 
@@ -410,7 +423,7 @@ class Saver:
 
         first = save.rank * len(save.layout) // max(1, save.count)
         while not self._superseded():
-            missing = {stored.name for stored in missing_parts(storage.list(f"{directory}/"), save.step, save.stored())}
+            missing = {save.files[part.number] for part in save.missing(storage.list(f"{directory}/"))}
             if save.step in self.distrusted:  # what is there has the right names, and not the right bytes
                 missing.update(save.files[part.number] for part in save.layout if part.number not in save.written)
             todo = [part for part in save.layout if save.files[part.number] in missing]
@@ -423,17 +436,16 @@ class Saver:
     def _write_missing(self, storage: Storage, save: Share) -> bool:
         """What others should have written, as far as this worker holds it. One's own may have been cleared away too."""
         listed = storage.list(directory_of(save.step) + "/")
-        missing = {stored.name for stored in missing_parts(listed, save.step, save.stored())}
-        parts = [part for part in save.layout if save.name(part) in missing and part.number in save.images]
+        parts = [part for part in save.missing(listed) if part.number in save.images]
         save.written.difference_update(part.number for part in parts)
         return self._write(storage, save, parts)
 
     def _commit_if_complete(self, storage: Storage, save: Share) -> bool:
         listed = storage.list(directory_of(save.step) + "/")
         there = any(stored.name == manifest_name(save.step) for stored in listed)
-        if missing_parts(listed, save.step, save.stored()):
+        if save.missing(listed):
             return False
-        manifest = save.manifest = save.manifest or self._manifest(save)
+        manifest = save.manifest = save.manifest or save.describe(self._run, self._config)
         name, data = manifest_name(save.step), manifest.encode()
         mine = not there and storage.create(name, data)
         if not mine and not commit(storage, manifest):
@@ -458,17 +470,4 @@ class Saver:
                 mine=mine,
             ),
             manifest,
-        )
-
-    def _manifest(self, save: Share) -> Manifest:
-        return Manifest(
-            step=save.step,
-            run=self._run,
-            tree=save.snapshot.tree,
-            names=save.names,
-            specs=save.specs,
-            parts=save.stored(),
-            config=self._config,
-            metrics=save.metrics,
-            created_s=time.time(),
         )

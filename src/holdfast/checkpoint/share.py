@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from holdfast.checkpoint.fragments import Place
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.manifest import Manifest, directory_of
 from holdfast.checkpoint.parts import (
     PAGE_BYTES,
     Part,
@@ -17,6 +19,8 @@ from holdfast.checkpoint.parts import (
     fill,
     flat_bytes,
     header_bytes,
+    mark_of,
+    number_of,
     seal,
     view_of,
 )
@@ -37,12 +41,14 @@ class Share:
     count: int
     metrics: Mapping[str, float]
     began_at: float
+    mark: int = 0  # in the names of this save's parts, so that the others' are known by it; 0: none
     last: bool = False  # the state will not change any more: nothing is copied, and all workers write what they can
     held_s: float = 0.0
     layout: Sequence[Part] = ()
     names: tuple[str, ...] = ()
     specs: tuple[TensorSpec, ...] = ()
-    files: dict[int, str] = field(default_factory=dict)  # part -> file name
+    files: dict[int, str] = field(default_factory=dict)  # part -> file name, by this worker's own state
+    others: dict[int, str] = field(default_factory=dict)  # part -> file name, as found in storage
     images: dict[int, torch.Tensor] = field(default_factory=dict)  # of the parts that this worker holds
     written: set[int] = field(default_factory=set)
     place: Place | None = None  # among the hosts, where they keep copies in memory
@@ -60,11 +66,34 @@ class Share:
     def name(self, part: Part) -> str:
         """Of its file. A part that this worker holds is hashed for it when it is first asked for."""
         if part.number not in self.files:
-            self.files[part.number] = seal(part, self.images[part.number])
+            self.files[part.number] = seal(part, self.images[part.number], self.mark)
         return self.files[part.number]
 
     def stored(self) -> tuple[Stored, ...]:
-        return tuple(Stored(self.name(part), part.size) for part in self.layout)
+        """All parts. Those that others have written are called what they called them."""
+        return tuple(Stored(self.others.get(part.number) or self.name(part), part.size) for part in self.layout)
+
+    def missing(self, listed: Sequence[Stored]) -> list[Part]:
+        """Which parts are not in a listing of this step's directory."""
+        prefix = f"{directory_of(self.step)}/"
+        there = {entry.name.removeprefix(prefix): entry.size for entry in listed}
+        if not self.mark:
+            return [part for part in self.layout if there.get(self.name(part)) != part.size]
+        marked: dict[int | None, list[str]] = {}
+        for name in there:
+            if mark_of(name) == self.mark:
+                marked.setdefault(number_of(name), []).append(name)
+        missing = []
+        for part in self.layout:
+            names = marked.get(part.number, [])
+            if part.number in self.files:
+                names = [name for name in names if name == self.files[part.number]]
+            if len(names) == 1 and there[names[0]] == part.size:  # of two, one is wrong, and nobody knows which
+                self.others[part.number] = names[0]
+            else:
+                self.others.pop(part.number, None)
+                missing.append(part)
+        return missing
 
     @property
     def held(self) -> list[Part]:
@@ -78,8 +107,21 @@ class Share:
     def arena_bytes(self) -> int:
         return sum(_pages(part.size) for part in self.held)
 
+    def describe(self, run: str, config: Mapping[str, Any]) -> Manifest:
+        return Manifest(
+            step=self.step,
+            run=run,
+            tree=self.snapshot.tree,
+            names=self.names,
+            specs=self.specs,
+            parts=self.stored(),
+            config=config,
+            metrics=self.metrics,
+            created_s=time.time(),
+        )
+
     def copy_to(self, arena: torch.Tensor) -> None:
-        """What this worker holds of the state is copied, and the rest is hashed: so all names can be known."""
+        """What this worker holds of the state is copied. Without a mark the rest is hashed: so all names are known."""
         versions = [tensor._version for tensor in self.snapshot.tensors]
         offset = 0
         for part in self.held:
@@ -87,7 +129,7 @@ class Share:
             offset += _pages(part.size)
             fill(part, image, self.snapshot.tensors)
         for part in self.layout:
-            if part.number not in self.images:
+            if part.number not in self.images and not self.mark:
                 self.files[part.number] = name_of(part, self.snapshot.tensors)
         if versions != [tensor._version for tensor in self.snapshot.tensors]:
             raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.core.errors import ProtocolError
 from holdfast.membership.auditing import NOTHING, Said
-from holdfast.membership.messages import Done, Message, Ready, Result
+from holdfast.membership.messages import MARKS, Done, Message, Ready, Result
 from holdfast.membership.view_rules import Report
 
 FRAME_BYTES_MAX = 8 * 1024 * 1024
@@ -35,6 +35,8 @@ def encode(message: Message, note: Any = None) -> bytes:
             fields |= {"c": message.change, "l": message.leaving, "x": message.stop}
         if message.save or message.saving:
             fields["w"] = message.save + 2 * message.saving
+        if message.mark:
+            fields["m"] = message.mark
         if message.pace:
             fields["p"] = message.pace
         if message.said.shards or message.said.state:
@@ -70,7 +72,7 @@ def decode(body: bytes | bytearray | memoryview) -> tuple[Message, Any]:
         if type(saving) is not int or not 0 <= saving <= 3:
             raise ProtocolError(f"a peer sent {str(saving)[:40]!r} for whether it saves")
         flags = *flags, bool(saving & 1), bool(saving & 2), _pace(fields)  # type: ignore[assignment]
-        return Ready(_step(fields), _shards(fields), *flags, said=_said(fields)), fields.get("n")
+        return Ready(_step(fields), _shards(fields), *flags, said=_said(fields), mark=_mark(fields)), fields.get("n")
     if kind == "result":
         return Result(_step(fields)), fields.get("n")
     if kind == "report":
@@ -94,6 +96,13 @@ def _pace(fields: dict[str, Any]) -> float:
     if type(pace) not in (int, float) or not 0 <= pace < PACE_MAX:
         raise ProtocolError(f"a peer sent {str(pace)[:40]!r} for its pace")
     return float(pace)
+
+
+def _mark(fields: dict[str, Any]) -> int:
+    mark = fields.get("m", 0)
+    if type(mark) is not int or not 0 <= mark < MARKS:
+        raise ProtocolError(f"a peer sent {str(mark)[:40]!r} for a save's mark")
+    return mark
 
 
 def _said(fields: dict[str, Any]) -> Said:

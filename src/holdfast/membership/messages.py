@@ -9,6 +9,8 @@ from holdfast.membership.auditing import NOTHING, Finding, Said
 from holdfast.membership.reach import Roll
 from holdfast.membership.view_rules import LedgerState, Report
 
+MARKS = 1 << 64  # so many marks of saves there are
+
 # ---- messages between members. The group that carries them belongs to one view, whose number is on each.
 
 
@@ -17,7 +19,7 @@ class Ready:
     """My sums for this step are whole. `change`: another view is due or there; `leaving`, `stop`: after this step.
 
     `save`: a checkpoint is due after this step; `saving`: not from me, I am still writing an earlier one.
-    `pace`: the seconds that a shard takes me; 0: not known yet.
+    `mark`: chance, from which all make one mark for the save. `pace`: the seconds that a shard takes me; 0: not known.
     """
 
     step: int
@@ -29,6 +31,7 @@ class Ready:
     saving: bool = False
     pace: float = 0.0
     said: Said = NOTHING  # what is compared with what the others say, before anything is added
+    mark: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +75,14 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The user's loop is through with the shards it was given. `save`, `saving`, `pace`, `said`: as in Ready."""
+    """The user's loop is through with the shards it was given. What is beside the step: as in Ready."""
 
     step: int
     save: bool = False
     saving: bool = False
     pace: float = 0.0
     said: Said = NOTHING
+    mark: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +238,14 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Take part in a checkpoint of the state before `step`. All who took part in the last reduction do."""
+    """Take part in a checkpoint of the state before `step`. All who took part in the last reduction do.
+
+    `mark` is the same for all of them and was never used before; 0: there is none.
+    """
 
     step: int
     members: tuple[str, ...]
+    mark: int = 0
 
 
 @dataclass(frozen=True, slots=True)

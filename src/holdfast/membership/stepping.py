@@ -13,6 +13,7 @@ from holdfast.core.words import View
 from holdfast.membership.auditing import Auditing, Finding, Rules
 from holdfast.membership.balance import divide, fill_in, rebalanced
 from holdfast.membership.messages import (
+    MARKS,
     Accuse,
     Applied,
     Broadcast,
@@ -72,6 +73,7 @@ class Stepping(ABC):
         self._leaving: frozenset[str] = frozenset()  # who leaves at the end of this step
         self._change_due = False
         self._save_due = False
+        self._save_mark = 0
         self._stop = ""
         self._forget_view()
 
@@ -242,7 +244,7 @@ class Stepping(ABC):
         self._go(Phase.GATHERING)
         self._pace = event.pace or self._pace
         flags = self._change_seen(now), self.leave_asked, self.ledger.stop, event.save, event.saving, self._pace
-        ready = Ready(event.step, self.assigned, *flags, said=event.said)
+        ready = Ready(event.step, self.assigned, *flags, said=event.said, mark=event.mark)
         self._ready.setdefault(event.step, {})[self.me] = ready
         self.reason = "waiting for the others' shards"
         effects = [Broadcast(ready), *self._propose_planned(now)]
@@ -266,6 +268,7 @@ class Stepping(ABC):
         self._leaving = frozenset(member for member in self.view.members if ready[member].leaving)
         self._save_due = any(message.save for message in ready.values())
         self._save_due = self._save_due and not any(message.saving for message in ready.values())
+        self._save_mark = sum(message.mark for message in ready.values()) % MARKS
         self._stop = next((ready[member].stop for member in self.view.members if ready[member].stop), "")
         self.paces = {member: ready[member].pace for member in self.view.members}
         better = rebalanced(self.shares, self.shards, self.paces)
@@ -331,7 +334,7 @@ class Stepping(ABC):
             alone = self._leaving >= set(self.view.members)
             end = self._end("left", "asked to leave", save=self.checkpoints and alone)
             return [Drop(self.view.number, "leaving"), Deregister(), end]
-        saves = [Save(self.next, self.view.members)] if self._save_due and self.checkpoints else []
+        saves = [Save(self.next, self.view.members, self._save_mark)] if self._save_due and self.checkpoints else []
         self._save_due = False
         return [*saves, *self._after_applied(now)]
 

@@ -50,7 +50,7 @@ class NoCheckpoints:
     def is_due(self, step: int, *, first: bool) -> bool:
         return False
 
-    def save(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None: ...
+    def save(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float], *, mark: int = 0) -> None: ...
 
     def save_last(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None: ...
 
@@ -133,13 +133,13 @@ class Checkpoints(NoCheckpoints):
     def is_due(self, step: int, *, first: bool) -> bool:
         return self._schedule.is_due(step, self._clock(), first=first)
 
-    def save(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None:
+    def save(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float], *, mark: int = 0) -> None:
         """Begin to save the state as it is now, after `step` steps."""
         started = self._clock()
         snapshot = self._holder.capture(step)
         self._schedule.begun(step, started)
         rank, count, place = members.index(self._me), len(members), self._place(members)
-        if not self._saver.begin(snapshot, rank=rank, count=count, metrics=metrics, place=place):
+        if not self._saver.begin(snapshot, rank=rank, count=count, metrics=metrics, place=place, mark=mark):
             self._events.write("warning", text=f"step {step} is not saved: an earlier checkpoint is still on its way")
 
     def _place(self, members: tuple[str, ...]) -> Place | None:

@@ -7,6 +7,7 @@ threads (ledger feed, listener, dialling) only put things into the mailbox; see 
 
 from __future__ import annotations
 
+import secrets
 import select
 import time
 from collections import deque
@@ -140,7 +141,8 @@ class Worker:
         view = self.machine.view
         due = self._checkpoints.is_due(step + 1, first=view is None or view.members[0] == self.machine.me)
         pace = self._pace.took(durations_s)
-        self._queue.append(m.Computed(step, due, self._checkpoints.saving, pace, said=self.audits.said()))
+        mark = secrets.randbits(63) if due else 0
+        self._queue.append(m.Computed(step, due, self._checkpoints.saving, pace, said=self.audits.said(), mark=mark))
 
     def save_last(self, step: int) -> None:
         """The loop over steps ends here. What the script does next may change the state."""
@@ -364,7 +366,7 @@ class Worker:
         self._queue.appendleft(m.Loaded(effect.step))
 
     def _save(self, effect: m.Save) -> None:
-        self._checkpoints.save(effect.step, effect.members, self._last_metrics())
+        self._checkpoints.save(effect.step, effect.members, self._last_metrics(), mark=effect.mark)
 
     def _last_metrics(self) -> Mapping[str, float]:
         return self.gradients.kept.metrics if self.gradients.kept is not None else {}
