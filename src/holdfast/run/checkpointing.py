@@ -6,6 +6,7 @@ which writes to the event log and to the ledger's feed, both made for several th
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -99,6 +100,7 @@ class Checkpoints(NoCheckpoints):
         self._memory = memory
         self._recaller = recaller
         self._over = False  # the script has ended well
+        self._parent = os.getppid()
         self._config = config
         self._holder = holder
         self._me = me
@@ -214,8 +216,9 @@ class Checkpoints(NoCheckpoints):
     def close(self) -> None:
         self._saver.close()
         self._clearing.close()
-        if self._over and self._memory is not None:
-            remove_memory(self._memory.root)  # the event log says by now that the run is finished
+        if self._over and self._memory is not None and os.getppid() != self._parent:
+            # No agent is left to do it when all workers have ended. The event log says that the run is finished.
+            remove_memory(self._memory.root)
 
     # ---- the way back
 
