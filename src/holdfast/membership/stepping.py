@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from holdfast.core.words import View
 from holdfast.membership.auditing import Auditing, Finding, Rules
 from holdfast.membership.balance import divide, fill_in, rebalanced
+from holdfast.membership.late import KEEPERS
 from holdfast.membership.messages import (
     Accuse,
     Applied,
@@ -40,7 +41,6 @@ from holdfast.membership.messages import (
     Save,
     Serve,
 )
-from holdfast.membership.late import KEEPERS
 from holdfast.membership.phases import TRANSITIONS, Phase
 from holdfast.membership.view_rules import LedgerState, Plan, Report, must_search, reconcile
 

@@ -27,6 +27,7 @@ from holdfast.reduce.arena import Arena
 from holdfast.reduce.groups import BrokenGroup, Gone, Group, Said
 from holdfast.reduce.reduction import Kept
 from holdfast.run.auditing import CORRUPTION, REWINDS_MAX, Audits
+from holdfast.run.catching import Catcher, MeanDesk
 from holdfast.run.checkpointing import NoCheckpoints
 from holdfast.run.fetching import Fetcher
 from holdfast.run.gradients import Gradients
@@ -64,6 +65,7 @@ class Worker:
         exact: Exact,
         holder: Holder,
         desk: SnapshotDesk,
+        means: MeanDesk,
         events: EventLog,
         checkpoints: NoCheckpoints,
         audits: Audits,
@@ -79,6 +81,8 @@ class Worker:
         self._exact = exact
         self._holder = holder
         self._desk = desk
+        self._means = means
+        self._catcher = Catcher(machine.me, host, keys)
         self._events = events
         self._pauses = Pauses(feed, events, outage_s=outage_s)
         self._checkpoints = checkpoints
@@ -202,7 +206,7 @@ class Worker:
             if self.machine.view is not None:
                 self._pauses.without_group(self.machine.next or 0, self.machine.reason, self._clock())
         else:
-            news = group.poll(TICK_S)
+            news = group.poll(self.machine.wait_s(self._clock(), TICK_S))
         if news:
             assert group is not None
             for item in news:
@@ -348,6 +352,7 @@ class Worker:
         view = self.machine.view
         assert view is not None
         started = self._clock()
+        self._checkpoints.wait_copied()  # who was left behind may still be saving what it had before
         try:
             snapshot = self._fetcher.fetch(view.number, effect.step, effect.sources, self._registrations)
         except (PeerError, IntegrityError) as error:
@@ -392,6 +397,7 @@ class Worker:
         kept = self.gradients.kept
         assert kept is not None and kept.step == effect.step
         self._desk.withdraw()
+        self._means.clear_away()
         self._directive = effect
         if self._broken_at is not None:
             duration_s = self._clock() - self._broken_at
@@ -405,6 +411,38 @@ class Worker:
                 recomputed_shards=self._recomputed,
             )
             self._recomputed = 0
+
+    def _keep(self, effect: m.Keep) -> None:
+        kept = self.gradients.kept
+        if kept is not None and kept.step == effect.step:
+            self._means.put(kept)
+
+    def _catch(self, effect: m.Catch) -> None:
+        layout = self._exact.layout()
+        kept = self._catcher.fetch(effect.step, effect.sources, self._registrations, layout)
+        if kept is not None:
+            self.gradients.kept = kept
+        self._queue.append(m.Caught(effect.step, kept is not None))
+
+    def _left_behind(self, effect: m.LeftBehind) -> None:
+        for worker in effect.workers:
+            self._events.write(
+                "late",
+                worker=worker,
+                step=effect.step,
+                waited_s=effect.waited_s,
+                expected_s=effect.expected_s,
+            )
+        self._checkpoints.member_lost()
+
+    def _caught_up(self, effect: m.CaughtUp) -> None:
+        self._events.write(
+            "caught_up",
+            worker=self.machine.me,
+            step=effect.step,
+            duration_s=effect.duration_s,
+            behind=effect.behind,
+        )
 
     def _end(self, effect: m.End) -> None:
         self._ended = effect
@@ -461,5 +499,9 @@ class Worker:
         m.Compute: _compute,
         m.Accuse: _accuse,
         m.Commit: _commit,
+        m.Keep: _keep,
+        m.Catch: _catch,
+        m.LeftBehind: _left_behind,
+        m.CaughtUp: _caught_up,
         m.End: _end,
     }
