@@ -79,8 +79,10 @@ class Returning(Stepping):
         late = who_is_late(self.view, self._ready.get(self.next, {}), self.paces, self.shares)
         if not late:
             return []
-        self._found_late = LeftBehind(late, self.next, round(waited_s, 3), round(self._expected_s(), 3))
-        return self._propose(propose_without(self.me, self.ledger, late).view, now)
+        view = propose_without(self.me, self.ledger, late).view
+        if view is not None:
+            self._found_late = LeftBehind(late, self.next, round(waited_s, 3), round(self._expected_s(), 3))
+        return self._propose(view, now)
 
     def _tell_of_late(self, view: View) -> list[Effect]:
         """I enter a view. Was it I who proposed to leave somebody behind?"""
