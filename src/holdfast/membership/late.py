@@ -67,8 +67,8 @@ def who_is_late(
 ) -> tuple[str, ...]:
     """The members whose shards are missing, if the others may go on without them; else nobody.
 
-    Who is waited for must have a history: the first shards of a worker take as long as they take. And the others must be
-    as many at least: one that has lost its network misses everybody, and it is not they that are late.
+    Who is waited for must have a history: the first shards of a worker take as long as they take. And the others must
+    be as many at least: one that has lost its network misses everybody, and it is not they that are late.
     """
     missing = tuple(member for member in view.members if member not in ready)
     if not missing or 2 * len(missing) > len(view.members):

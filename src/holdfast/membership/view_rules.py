@@ -205,6 +205,8 @@ def propose_without(me: str, ledger: LedgerState, late: Sequence[str]) -> Decisi
     live = live[: max(1, ledger.size)]
     if not live or live[0] != me:
         return Decision(None, "the first member that is not late proposes")
+    if len(live) < len(late):
+        return Decision(None, "fewer would go on than would be left behind")
     reason = f"{', '.join(late)} {'is' if len(late) == 1 else 'are'} late"
     return Decision(_following(ledger, tuple(live), reason, late), reason)
 

@@ -21,11 +21,15 @@ import xxhash
 
 from holdfast.core.errors import IntegrityError, PeerError, ProtocolError
 from holdfast.core.words import Registration
+from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.membership.codec import FRAME_BYTES_MAX, LENGTH, decode, encode
+from holdfast.modes.exact import Exact
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.reduction import Kept
+from holdfast.run.checkpointing import NoCheckpoints
 from holdfast.run.dialling import dial_mean
+from holdfast.run.gradients import Gradients
 from holdfast.state.transfer import Deadline
 from holdfast.trust.keys import Keys
 
@@ -35,6 +39,7 @@ LARGE_BYTES = 64 << 20  # of means that are larger, one is kept
 STALL_S, TOTAL_S = 5.0, 60.0
 CHECK_BYTES = 16
 BLOCK_BYTES = 1 << 20
+Late = m.Keep | m.Catch | m.LeftBehind | m.CaughtUp
 
 
 @dataclass(frozen=True)
@@ -102,18 +107,51 @@ def serve_mean(sock: socket.socket, desk: MeanDesk, step: int) -> None:
         raise PeerError(f"the other side is gone or does not read: {error}") from error
 
 
-class Catcher:
-    """Asks the others for a mean. Belongs to the thread of the user's loop, which has nothing else to do meanwhile."""
+class Catching:
+    """What a worker does for those who are late, and when it was late itself. Belongs to the thread of the loop."""
 
-    def __init__(self, me: str, host: str, keys: Keys) -> None:
+    def __init__(
+        self,
+        me: str,
+        host: str,
+        keys: Keys,
+        *,
+        desk: MeanDesk,
+        gradients: Gradients,
+        exact: Exact,
+        events: EventLog,
+        checkpoints: NoCheckpoints,
+    ) -> None:
+        self.desk = desk
         self._me = me
         self._host = host
         self._keys = keys
+        self._gradients = gradients
+        self._exact = exact
+        self._events = events
+        self._checkpoints = checkpoints
 
-    def fetch(
-        self, step: int, sources: Sequence[str], registrations: Mapping[str, Registration], layout: Layout
-    ) -> Kept | None:
+    def perform(self, effect: Late, registrations: Mapping[str, Registration]) -> m.Caught | None:
+        match effect:
+            case m.Keep(step):
+                kept = self._gradients.kept
+                if kept is not None and kept.step == step:
+                    self.desk.put(kept)
+            case m.Catch(step, sources):
+                kept = self._fetch(step, sources, registrations)
+                self._gradients.kept = kept or self._gradients.kept
+                return m.Caught(step, kept is not None)
+            case m.LeftBehind(workers, step, waited_s, expected_s):
+                for worker in workers:
+                    self._events.write("late", worker=worker, step=step, waited_s=waited_s, expected_s=expected_s)
+                self._checkpoints.member_lost()  # its share of one that is on its way may not come
+            case m.CaughtUp(step, behind, duration_s):
+                self._events.write("caught_up", worker=self._me, step=step, duration_s=duration_s, behind=behind)
+        return None
+
+    def _fetch(self, step: int, sources: Sequence[str], registrations: Mapping[str, Registration]) -> Kept | None:
         """The mean of that step from the first that has it; None: none of them does now."""
+        layout = self._exact.layout()
         for source in sources:
             registration = registrations.get(source)
             if registration is None:

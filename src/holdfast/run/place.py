@@ -41,7 +41,7 @@ from holdfast.reduce.paths import takes_two_rounds
 from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.sums import Sums
 from holdfast.run.auditing import Audits, audit_rules
-from holdfast.run.catching import MeanDesk, serve_mean
+from holdfast.run.catching import Catching, MeanDesk, serve_mean
 from holdfast.run.checkpointing import Checkpoints, NoCheckpoints
 from holdfast.run.gradients import Gradients
 from holdfast.run.ledger_feed import LedgerFeed
@@ -188,12 +188,11 @@ class Place:
         rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None)
         checkpoints = self._checkpoints(config, holder, saving, feed, rewinding)
         machine = self._machine(
-            config,
-            exact,
-            holder,
-            two_rounds=two_rounds,
-            saves=isinstance(checkpoints, Checkpoints),
-            late_s=_late_s(self.environment, layout.slot_bytes),
+            config, exact, holder, two_rounds=two_rounds, saves=isinstance(checkpoints, Checkpoints)
+        )
+        sums = Sums(arena, config.shards, parities=parities)
+        gradients = Gradients(
+            self.me, shards=config.shards, arena=arena, sums=sums, exact=exact, kind=config.path, small=small
         )
         worker = Worker(
             machine,
@@ -202,19 +201,11 @@ class Place:
             mailbox=self.mailbox,
             feed=feed,
             arena=arena,
-            gradients=Gradients(
-                self.me,
-                shards=config.shards,
-                arena=arena,
-                sums=Sums(arena, config.shards, parities=parities),
-                exact=exact,
-                kind=config.path,
-                small=small,
-            ),
+            gradients=gradients,
             exact=exact,
             holder=holder,
             desk=desk,
-            means=means,
+            catching=self._catching(means, gradients, exact, checkpoints),
             events=self.events,
             outage_s=config.outage_s,
             checkpoints=checkpoints,
@@ -232,9 +223,20 @@ class Place:
         feed.start()
         return worker, feed
 
-    def _machine(
-        self, config: RunConfig, exact: Exact, holder: Holder, *, two_rounds: bool, saves: bool, late_s: float
-    ) -> Machine:
+    def _catching(self, means: MeanDesk, gradients: Gradients, exact: Exact, checkpoints: NoCheckpoints) -> Catching:
+        return Catching(
+            self.me,
+            self.host,
+            self.keys,
+            desk=means,
+            gradients=gradients,
+            exact=exact,
+            events=self.events,
+            checkpoints=checkpoints,
+        )
+
+    def _machine(self, config: RunConfig, exact: Exact, holder: Holder, *, two_rounds: bool, saves: bool) -> Machine:
+        late_s = _late_s(self.environment, exact.whole_layout().slot_bytes)
         return Machine(
             self.me,
             shards=config.shards,

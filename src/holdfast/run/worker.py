@@ -27,7 +27,7 @@ from holdfast.reduce.arena import Arena
 from holdfast.reduce.groups import BrokenGroup, Gone, Group, Said
 from holdfast.reduce.reduction import Kept
 from holdfast.run.auditing import CORRUPTION, REWINDS_MAX, Audits
-from holdfast.run.catching import Catcher, MeanDesk
+from holdfast.run.catching import Catching, Late
 from holdfast.run.checkpointing import NoCheckpoints
 from holdfast.run.fetching import Fetcher
 from holdfast.run.gradients import Gradients
@@ -65,7 +65,7 @@ class Worker:
         exact: Exact,
         holder: Holder,
         desk: SnapshotDesk,
-        means: MeanDesk,
+        catching: Catching,
         events: EventLog,
         checkpoints: NoCheckpoints,
         audits: Audits,
@@ -81,8 +81,7 @@ class Worker:
         self._exact = exact
         self._holder = holder
         self._desk = desk
-        self._means = means
-        self._catcher = Catcher(machine.me, host, keys)
+        self._catching = catching
         self._events = events
         self._pauses = Pauses(feed, events, outage_s=outage_s)
         self._checkpoints = checkpoints
@@ -397,7 +396,7 @@ class Worker:
         kept = self.gradients.kept
         assert kept is not None and kept.step == effect.step
         self._desk.withdraw()
-        self._means.clear_away()
+        self._catching.desk.clear_away()
         self._directive = effect
         if self._broken_at is not None:
             duration_s = self._clock() - self._broken_at
@@ -412,37 +411,10 @@ class Worker:
             )
             self._recomputed = 0
 
-    def _keep(self, effect: m.Keep) -> None:
-        kept = self.gradients.kept
-        if kept is not None and kept.step == effect.step:
-            self._means.put(kept)
-
-    def _catch(self, effect: m.Catch) -> None:
-        layout = self._exact.layout()
-        kept = self._catcher.fetch(effect.step, effect.sources, self._registrations, layout)
-        if kept is not None:
-            self.gradients.kept = kept
-        self._queue.append(m.Caught(effect.step, kept is not None))
-
-    def _left_behind(self, effect: m.LeftBehind) -> None:
-        for worker in effect.workers:
-            self._events.write(
-                "late",
-                worker=worker,
-                step=effect.step,
-                waited_s=effect.waited_s,
-                expected_s=effect.expected_s,
-            )
-        self._checkpoints.member_lost()
-
-    def _caught_up(self, effect: m.CaughtUp) -> None:
-        self._events.write(
-            "caught_up",
-            worker=self.machine.me,
-            step=effect.step,
-            duration_s=effect.duration_s,
-            behind=effect.behind,
-        )
+    def _late(self, effect: Late) -> None:
+        caught = self._catching.perform(effect, self._registrations)
+        if caught is not None:
+            self._queue.append(caught)
 
     def _end(self, effect: m.End) -> None:
         self._ended = effect
@@ -499,9 +471,6 @@ class Worker:
         m.Compute: _compute,
         m.Accuse: _accuse,
         m.Commit: _commit,
-        m.Keep: _keep,
-        m.Catch: _catch,
-        m.LeftBehind: _left_behind,
-        m.CaughtUp: _caught_up,
+        **dict.fromkeys((m.Keep, m.Catch, m.LeftBehind, m.CaughtUp), _late),
         m.End: _end,
     }

@@ -126,7 +126,7 @@ class Books:
         if member in dict(view.late):
             self._check_late(member, view)
             return
-        if worker.state is not None:
+        if worker.state is not None and worker.machine.phase is not Phase.WAITING:
             self._left_out.add(member)
         if not worker.alive or KEY_WORKERS + member not in world.ledger.entries:
             return
