@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from holdfast.core.words import View
 from holdfast.membership import messages as m
 from holdfast.membership import returning, view_rules
 from holdfast.membership.machine import Machine
-from holdfast.membership.view_rules import Plan
+from holdfast.membership.view_rules import Decision, LedgerState, Plan
 from holdfast.testing.simulator import Schedule, Violation, World, simulate
 from holdfast.testing.simulator.books import Books
 
@@ -96,7 +96,7 @@ class KeepsTheMeanOfTheStepBefore(Machine):
     """And gives it to who asks for that of the step in which it was left behind."""
 
     def _keep_for_the_late(self, view: View, plan: Plan, before: int) -> list[m.Effect]:
-        found = [m.Keep(plan.step) for _ in super()._keep_for_the_late(view, plan, before)]
+        found = [m.Keep(plan.step, 30.0) for _ in super()._keep_for_the_late(view, plan, before)]
         self._keeps = frozenset()
         return [*found]
 
@@ -131,10 +131,13 @@ def take_in_who_is_not_back(patch: Patch) -> None:
 def leave_the_many_behind(patch: Patch) -> None:
     """Who misses everybody takes everybody for late."""
 
-    def who_is_late(view: View, ready: Any, paces: Any, shares: Any) -> tuple[str, ...]:
-        return tuple(member for member in view.members if member not in ready)
+    def propose_without(me: str, ledger: LedgerState, late: Sequence[str]) -> Decision:
+        assert ledger.view is not None
+        live = tuple(member for member in ledger.view.members if member in ledger.ids and member not in late)
+        left = view_rules.still_late(ledger, live, late)
+        return Decision(View(ledger.view.number + 1, live, "all are late", left) if live[:1] == (me,) else None, "")
 
-    patch.setattr(returning, "who_is_late", who_is_late)
+    patch.setattr(returning, "propose_without", propose_without)
 
 
 MACHINES = [

@@ -357,7 +357,8 @@ class Policy:
     def _waiting_spares(self) -> list[str]:
         if any(worker.asked_to_leave for worker in self.alive.values()):
             return []  # who leaves needs one first
-        return [name for name, worker in self.alive.items() if worker.registered and name not in self.members]
+        away = self.members | self.late  # who was left behind takes its own place
+        return [name for name, worker in self.alive.items() if worker.registered and name not in away]
 
     def _missing(self, now: float) -> list[Action]:
         actions: list[Action] = []

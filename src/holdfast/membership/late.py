@@ -26,6 +26,8 @@ STEPS_MIN: Final = 5  # in a view, by all its members: before that nobody knows 
 TIMES: Final = 3.0  # as long as the step's shards should take
 LATE_MAX: Final = 256  # whom a view names; of more, the last
 KEEPERS: Final = 2  # members that keep the mean for those left behind
+KEEP_S: Final = 30.0  # they do so for so long, and at least for KEEP_TIMES as long as the step's shards should take
+KEEP_TIMES: Final = 20.0
 AGAIN_S: Final = 0.1  # between two times that one asks for that mean
 SPENT: Final = "spent"  # for a digest: what is in memory is not what the run began with
 CATCH_UP_S: Final = 10.0  # then it will not come
@@ -65,13 +67,7 @@ def patience_s(least_s: float, *, expected_s: float, own_s: float) -> float:
 def who_is_late(
     view: View, ready: Collection[str], paces: Mapping[str, float], shares: Mapping[str, Sequence[int]]
 ) -> tuple[str, ...]:
-    """The members whose shards are missing, if the others may go on without them; else nobody.
-
-    Who is waited for must have a history: the first shards of a worker take as long as they take. And the others must
-    be as many at least: one that has lost its network misses everybody, and it is not they that are late.
-    """
+    """The members whose shards are missing; nobody where one of them has no history: its first take what they take."""
     missing = tuple(member for member in view.members if member not in ready)
-    if not missing or 2 * len(missing) > len(view.members):
-        return ()
     known = all(paces.get(member, 0.0) > 0 or not shares.get(member) for member in missing)
     return missing if known else ()

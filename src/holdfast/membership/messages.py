@@ -287,6 +287,7 @@ class Keep:
     """Keep a copy of this step's mean, which is here, for those that were left behind in it."""
 
     step: int
+    for_s: float
 
 
 @dataclass(frozen=True, slots=True)

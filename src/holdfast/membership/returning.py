@@ -16,12 +16,22 @@ from collections.abc import Iterable
 
 from holdfast.core.words import View
 from holdfast.membership.balance import expected_s, fill_in
-from holdfast.membership.late import AGAIN_S, CATCH_UP_S, SPENT, STEPS_MIN, patience_s, who_is_late
-from holdfast.membership.messages import Catch, Caught, CaughtUp, Deregister, Effect, LeftBehind
+from holdfast.membership.late import (
+    AGAIN_S,
+    CATCH_UP_S,
+    KEEP_S,
+    KEEP_TIMES,
+    KEEPERS,
+    SPENT,
+    STEPS_MIN,
+    patience_s,
+    who_is_late,
+)
+from holdfast.membership.messages import Catch, Caught, CaughtUp, Deregister, Effect, Keep, LeftBehind
 from holdfast.membership.phases import Phase
 from holdfast.membership.reach import Roll
 from holdfast.membership.stepping import Stepping
-from holdfast.membership.view_rules import Report, Timing, propose_without
+from holdfast.membership.view_rules import Plan, Report, Timing, propose_without
 
 
 class Returning(Stepping):
@@ -53,9 +63,10 @@ class Returning(Stepping):
     # ---- those who wait
 
     def wait_s(self, now: float, tick_s: float) -> float:
-        """How long to wait for peers before the next Tick is due."""
+        """How long to wait for peers before the next Tick is due: not much longer than for those who are late."""
         patience = self._patience_s()
-        return min(tick_s, max(0.001, self._quiet_since + patience - now)) if patience is not None else tick_s
+        left_s = self._quiet_since + patience - now if patience is not None else 0.0
+        return min(tick_s, left_s + 0.001) if left_s > 0 else tick_s
 
     def _patience_s(self) -> float | None:
         """How long I wait for those whose shards are missing. None: until they come."""
@@ -96,6 +107,15 @@ class Returning(Stepping):
         newest, view = self.ledger.view, self.view
         assert newest is not None and view is not None
         return any(number > view.number and worker in view.members for worker, number in newest.late)
+
+    def _keep_for_the_late(self, view: View, plan: Plan, before: int) -> list[Effect]:
+        """Somebody was left behind since the last view that formed: in this step, or in the one before or after it."""
+        level = [member for member in view.members if member not in plan.fetches and member not in plan.evicted]
+        if self.me not in level[:KEEPERS] or not any(number > before for _, number in view.late):
+            return []
+        self._keeps = frozenset({plan.step, plan.step + 1})
+        self._keep_s = max(KEEP_S, KEEP_TIMES * self._expected_s())
+        return [Keep(plan.step - 1, self._keep_s)] if self.kept is not None and self.kept == plan.step - 1 else []
 
     # ---- the one who was late
 

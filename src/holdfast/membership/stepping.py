@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from holdfast.core.words import View
 from holdfast.membership.auditing import Auditing, Finding, Rules
 from holdfast.membership.balance import divide, fill_in, rebalanced
-from holdfast.membership.late import KEEPERS
 from holdfast.membership.messages import (
     Accuse,
     Applied,
@@ -92,6 +91,7 @@ class Stepping(ABC):
         self._lost: dict[str, str] = {}  # members whose connection is gone, and why
         self._steps_here = 0  # committed in this view
         self._keeps: frozenset[int] = frozenset()  # steps whose mean I keep for those left behind
+        self._keep_s = 0.0
         self.searching = False  # for a checkpoint, on behalf of this view
         self._searched = False  # and there is none; a later view may find what was not there for an earlier one
 
@@ -118,6 +118,9 @@ class Stepping(ABC):
 
     @abstractmethod
     def _come_back(self, now: float) -> list[Effect]: ...
+
+    @abstractmethod
+    def _keep_for_the_late(self, view: View, plan: Plan, before: int) -> list[Effect]: ...
 
     @abstractmethod
     def _has_passed(self, reports: Iterable[Report]) -> str: ...
@@ -200,14 +203,6 @@ class Stepping(ABC):
             self.reason = f"waiting for {plan.gives[self.me]} to send the gradient of step {plan.step - 1}"
             return effects + self._receive_if_sent()
         return effects + self._start(plan.step, plan.assignment[self.me])
-
-    def _keep_for_the_late(self, view: View, plan: Plan, before: int) -> list[Effect]:
-        """Somebody was left behind since the last view that formed: in this step, or in the one before or after it."""
-        level = [member for member in view.members if member not in plan.fetches and member not in plan.evicted]
-        if self.me not in level[:KEEPERS] or not any(number > before for _, number in view.late):
-            return []
-        self._keeps = frozenset({plan.step, plan.step + 1})
-        return [Keep(plan.step - 1)] if self.kept is not None and self.kept == plan.step - 1 else []
 
     def _search(self, view: View) -> list[Effect]:
         """One looks for a checkpoint; the others, who are told what it found, get the state from its memory."""
@@ -349,7 +344,7 @@ class Stepping(ABC):
         self._done.pop(step, None)
         self._go(Phase.APPLYING)
         self.reason = ""
-        return [Commit(step, received), *([Keep(step)] if step in self._keeps else [])]
+        return [Commit(step, received), *([Keep(step, self._keep_s)] if step in self._keeps else [])]
 
     def _applied(self, event: Applied, now: float) -> list[Effect]:
         assert self.phase is Phase.APPLYING and event.step == self.next and self.view is not None

@@ -198,7 +198,11 @@ def propose_planned(me: str, ledger: LedgerState, resting: frozenset[str]) -> De
 
 
 def propose_without(me: str, ledger: LedgerState, late: Sequence[str]) -> Decision:
-    """What `me`, a member that waits for those who are late, should propose: to go on without them."""
+    """What `me`, a member that waits for those who are late, should propose: to go on without them.
+
+    The others must be as many at least: one that has lost its network misses everybody, and it is not they that are
+    late.
+    """
     view = ledger.view
     assert view is not None
     live = [member for member in view.members if member in ledger.ids and member not in late]

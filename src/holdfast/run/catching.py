@@ -33,7 +33,6 @@ from holdfast.run.gradients import Gradients
 from holdfast.state.transfer import Deadline
 from holdfast.trust.keys import Keys
 
-KEEP_S = 30.0
 MEANS_MAX = 3  # of the step in which somebody was left behind, and of those beside it
 LARGE_BYTES = 64 << 20  # of means that are larger, one is kept
 STALL_S, TOTAL_S = 5.0, 60.0
@@ -60,7 +59,7 @@ class MeanDesk:
         self._means: dict[int, Mean] = {}
         self._clock = clock
 
-    def put(self, kept: Kept) -> bool:
+    def put(self, kept: Kept, for_s: float) -> bool:
         """A copy of what is kept now. False: it was no longer whole."""
         memory = kept.memory.clone()
         if not kept.is_intact():
@@ -72,7 +71,7 @@ class MeanDesk:
             self._forget(now)
             while len(self._means) >= room:
                 del self._means[min(self._means)]
-            self._means[kept.step] = Mean(kept.step, frame, memory, now + KEEP_S)
+            self._means[kept.step] = Mean(kept.step, frame, memory, now + for_s)
         return True
 
     def clear_away(self) -> None:
@@ -133,10 +132,10 @@ class Catching:
 
     def perform(self, effect: Late, registrations: Mapping[str, Registration]) -> m.Caught | None:
         match effect:
-            case m.Keep(step):
+            case m.Keep(step, for_s):
                 kept = self._gradients.kept
                 if kept is not None and kept.step == step:
-                    self.desk.put(kept)
+                    self.desk.put(kept, for_s)
             case m.Catch(step, sources):
                 kept = self._fetch(step, sources, registrations)
                 self._gradients.kept = kept or self._gradients.kept
