@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -23,6 +26,14 @@ import holdfast
 WIDTH, CLASSES, SAMPLES = 64, 10, 4096
 
 
+def freeze(seconds: float) -> None:
+    """Stop this process, heartbeats and lease and all, until somebody else wakes it."""
+    me = os.getpid()
+    waker = subprocess.Popen(["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {me}"])
+    os.kill(me, signal.SIGSTOP)
+    waker.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -33,6 +44,7 @@ def main() -> None:
     parser.add_argument("--times", type=float, default=1.0, help="how many times longer a shard takes it")
     parser.add_argument("--pause", type=float, default=0.0, metavar="S", help="it pauses so long ...")
     parser.add_argument("--every", type=float, default=10.0, metavar="S", help="... every so many seconds")
+    parser.add_argument("--freeze", action="store_true", help="its whole process pauses: SIGSTOP, and SIGCONT")
     parser.add_argument("--from-step", type=int, default=0)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -52,7 +64,7 @@ def main() -> None:
         for x, y in step:
             if disturbed and args.pause and time.monotonic() - paused_at >= args.every:
                 paused_at = time.monotonic()
-                time.sleep(args.pause)
+                (freeze if args.freeze else time.sleep)(args.pause)
             time.sleep(args.shard_s * (args.times if disturbed else 1.0))
             F.cross_entropy(model(x), y).backward()
         run.optimizer.step()

@@ -1,11 +1,12 @@
 """One of four workers is slow, or pauses: how much of what the others and it could do together is done?
 
-    python benchmarks/stragglers.py                       # both cases, about 2 minutes
+    python benchmarks/stragglers.py                       # all cases, about 6 minutes
     python benchmarks/stragglers.py --check --json f.json
     python benchmarks/stragglers.py --quick --cases slow
 
 A step has 32 shards of 10 ms, in which a worker waits as for an accelerator. In the middle of a run one worker becomes
-slow and stays so. Ideal is the speed of the same run before that, times the capacity that is left: 3.2 of 4 workers
+slow and stays so, or pauses now and then: its script waits (`pausing`), or its whole process is stopped and woken again
+(`frozen`). Ideal is the speed of the same run before that, times the capacity that is left: 3.2 of 4 workers
 with one that takes 5 times as long, 3.8 of 4 with one that pauses for 2 s every 10 s. What the others need to notice
 counts. The weights at the end must be those of a run without a straggler.
 """
@@ -45,6 +46,7 @@ class Case:
 CASES = (
     Case("slow", ("--times", "5"), WORKERS - 0.8, 250),
     Case("pausing", ("--pause", "2", "--every", "10"), WORKERS - 0.2, 600),
+    Case("frozen", ("--pause", "2", "--every", "10", "--freeze"), WORKERS - 0.2, 600),
 )
 QUIET_STEPS = 120
 

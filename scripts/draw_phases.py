@@ -30,6 +30,7 @@ def diagram(table: Mapping[Phase, frozenset[Phase]]) -> str:
     for phase in inside:
         lines += [f"        {phase.value} --> {to.value}" for to in _ordered(table[phase]) if to in inside]
     lines.append("    }")
+    lines += [f"    {phase.value} --> waiting" for phase in inside if Phase.WAITING in table[phase]]
     if all(Phase.ENDED in table[phase] for phase in inside):
         lines.append("    member --> ended")
     else:

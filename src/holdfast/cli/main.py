@@ -123,6 +123,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--audit", type=float, default=0.0, metavar="F", help="let two workers compute this part of shards"
     )
+    run.add_argument("--late-after", default="0.5s", metavar="T", help="go on without who is late (or: none)")
     run.add_argument("--audit-every", type=int, default=100, metavar="N", help="steps to compare workers' states in")
     run.add_argument("--strikes", type=int, default=3, metavar="N", help="times a slot's worker may be found wrong")
     _add_directory(run)
@@ -152,7 +153,7 @@ def _version() -> str:
 def _run(options: argparse.Namespace) -> int:
     from holdfast.launch.agent import run_agent
     from holdfast.launch.directory import fresh_name, home_directory
-    from holdfast.launch.patience import parse_patience
+    from holdfast.launch.patience import LATE_S_MIN, parse_patience
     from holdfast.launch.settings import RunSettings, host_name
 
     if options.ledger and options.run is None:
@@ -189,6 +190,7 @@ def _run(options: argparse.Namespace) -> int:
         checkpoint=checkpoint_settings(options),
         stuck_after_s=parse_patience("--stuck-after", options.stuck_after),
         hang_after_s=parse_patience("--hang-after", options.hang_after),
+        late_after_s=parse_patience("--late-after", options.late_after, least_s=LATE_S_MIN),
         audit=options.audit,
         audit_every=options.audit_every,
         strikes=options.strikes,

@@ -15,7 +15,7 @@ from holdfast.launch.directory import RunDirectory, home_directory, runs_in
 from holdfast.launch.presence import other_hosts
 from holdfast.launch.proc import find_workers, process_state
 from holdfast.launch.summary import RunRecord
-from holdfast.launch.watchman import levels
+from holdfast.launch.watchman import LATE_STOPPED_S, levels
 
 
 def show_status(name: str, home: str | None, *, as_json: bool) -> int:
@@ -70,6 +70,7 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "checkpoint": record.saved,
         "checkpoint_uri": record.saved_to or (described.get("checkpoint") or {}).get("uri") or None,
         "slow": {worker: why for worker, why in record.slow.items() if worker in record.members} if living else {},
+        "late": dict(record.late) if living else {},
         "liars": dict(record.liars),
         "storage_away": dict(record.unsaved) if living else {},
         "digest": (record.finished or {}).get("digest"),
@@ -98,6 +99,7 @@ def _health(directory: RunDirectory, described: dict[str, Any]) -> dict[str, dic
         stuck_s=described.get("stuck_after_s", default.stuck_s) or None,
         hang_s=described.get("hang_after_s", default.hang_s) or None,
         silent_s=max(default.silent_s, float(described.get("lease_s") or 0.0)),
+        stopped_s=LATE_STOPPED_S if described.get("late_after_s") else default.stopped_s,
     )
     return {
         worker: {
@@ -191,6 +193,8 @@ def _lines(status: dict[str, Any]) -> list[str]:
         lines.append(f"storage: {worker} cannot save, and its newest snapshot waits in memory: {reason}")
     for worker, why in status["slow"].items():
         lines.append(f"slow: {worker}: {why}")
+    for worker, why in status["late"].items():
+        lines.append(f"late: {worker}: {why}")
     for worker, step in sorted(status["liars"].items()):
         lines.append(f"corruption: {worker} was found wrong at step {step}: test its memory and processor")
     for worker, reason in status["paused"].items():

@@ -27,6 +27,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "rebalanced": ("view", "step", "shards", "paces_s"),  # shards follow the workers' paces
     "slow": ("step", "worker", "times", "since_s", "costs", "shards"),  # a worker, against the median
     "no_longer_slow": ("step", "worker"),
+    "late": ("worker", "step", "waited_s", "expected_s"),  # the others go on without it; by the one who proposed it
+    "caught_up": ("worker", "step", "duration_s", "behind"),  # who was late has the state again, `behind` steps later
     "waiting": ("step", "reason"),  # it does not get on, and why
     "checkpoint": ("step", "uri", "bytes", "duration_s", "held_s"),  # it has committed one
     "resumed": ("step", "uri", "bytes", "duration_s"),  # from a checkpoint: no worker was left

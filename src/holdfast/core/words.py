@@ -35,19 +35,22 @@ class View:
     number: int
     members: tuple[str, ...]
     reason: str = ""
+    late: tuple[tuple[str, int], ...] = ()  # who was left behind and is not back, and the view that left it behind
 
     def rank(self, worker: str) -> int:
         return self.members.index(worker)
 
     def encode(self) -> bytes:
-        return encode_json({"number": self.number, "members": list(self.members), "reason": self.reason})
+        late = {"late": dict(self.late)} if self.late else {}
+        return encode_json({"number": self.number, "members": list(self.members), "reason": self.reason, **late})
 
     @classmethod
     def decode(cls, data: bytes) -> View:
         fields = decode_json(data)
         try:
-            return cls(int(fields["number"]), tuple(map(str, fields["members"])), str(fields["reason"]))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            late = tuple((str(id), int(number)) for id, number in fields.get("late", {}).items())
+            return cls(int(fields["number"]), tuple(map(str, fields["members"])), str(fields["reason"]), late)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ProtocolError(f"not a view: {data[:80]!r}") from error
 
 

@@ -18,7 +18,7 @@ PHI_HUNG = 8.0
 BEAT_DEVIATION_S = 0.05  # beats are not more regular than this, whatever their past says
 SHARD_DEVIATION_S = 0.1
 SLOW_S = 0.5  # without a beat
-STOPPED_S = 0.8  # without a beat, when the kernel says that it is stopped
+STOPPED_S = 0.8
 HISTORY_MIN = 8  # shards: before that nobody knows what is usual
 LOADING_TIMES = 3.0  # the patience for a shard: storage stalls for seconds now and then, where computing does not
 LONGEST_TIMES = 2.0  # as long as the longest so far, and as long again, is no hang
@@ -43,6 +43,7 @@ class Limits:
     stuck_s: float | None = 5.0  # in a shard; fetching a batch, three times that. None: like everything else
     hang_s: float | None = 120.0  # elsewhere, and where nothing is known of the past. None: nobody is said to hang
     silent_s: float = 2.0  # without a beat, and without processor time
+    stopped_s: float = STOPPED_S  # without a beat, when the kernel says that it is stopped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ def _silent(sight: Sight, limits: Limits) -> Suspicion:
     seconds = sight.silent_s
     level = phi(seconds, sight.beat.pace, deviation_s_min=BEAT_DEVIATION_S)
     if sight.state in STOPPED:
-        hung = seconds >= STOPPED_S and level >= PHI_HUNG
+        hung = seconds >= limits.stopped_s and level >= PHI_HUNG
         return _say(Level.HUNG if hung else Level.SUSPECT, seconds, level, "the process is stopped")
     if sight.computes or sight.state == "R":
         # It computes and lets no other thread have the interpreter, or others have the processor.

@@ -90,8 +90,10 @@ class Ward:
         still = same and beat.moved_at == before.moved_at and silent_s < SLOW_S
         known.still_s = known.still_s + gap_s + silent_s if still else 0.0
 
-    def judge(self, processes: Mapping[str, Process], members: Collection[str]) -> list[Verdict]:
-        """Who hangs, said once for each time. `members`: of the whole view, on all hosts."""
+    def judge(
+        self, processes: Mapping[str, Process], members: Collection[str], late: Collection[str] = ()
+    ) -> list[Verdict]:
+        """Who hangs, said once for each time. `members`: of the whole view, on all hosts; `late`: left behind by it."""
         for name, process in processes.items():
             if name in self._workers:
                 self._measure(self._workers[name], process)
@@ -99,10 +101,14 @@ class Ward:
             known.suspicion = suspect(self._sight(name, known, members), self.limits)
         here = [name for name in self._workers if name in members]
         hung = [name for name in here if self._workers[name].suspicion.level == Level.HUNG]
+        left = [name for name in self._workers if name in late and name not in members]
+        left = [name for name in left if self._workers[name].suspicion.level == Level.HUNG]
         verdicts = []
-        for name in hung:
+        for name in (*hung, *left):
             known = self._workers[name]
-            spared = self._spared(known, hung, here, members)
+            spared = (
+                self._spared(known, hung, here, members) if name in hung else ""
+            )  # the others went on: they have it
             if spared is not None and known.reported != (known.beat.entered, spared):
                 known.reported = (known.beat.entered, spared)
                 verdicts.append(Verdict(name, known.beat, known.suspicion, not spared, spared))

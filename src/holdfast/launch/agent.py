@@ -325,9 +325,11 @@ class Agent:
             self._resize(value)
         elif key == KEY_VIEW:
             with suppress(ProtocolError):
-                members = View.decode(value).members
-                self._watchman.viewed(members)
-                self._policy.viewed(member for member in members if host_of(member) == self._host)
+                view = View.decode(value)
+                members, late = view.members, [worker for worker, _ in view.late]
+                self._watchman.viewed(members, late)
+                here = (member for member in members if host_of(member) == self._host)
+                self._policy.viewed(here, late)
         elif key == KEY_STOP and not self._policy.stopping and not self._policy.done:
             self._reporter.say("asked to stop: workers finish the step and leave")
             self._policy.stop("asked to stop", 0, now)

@@ -96,6 +96,7 @@ class Crew:
             host=self._host,
             keys=settings.keys,
             advertise=settings.advertise,
+            late_after_s=settings.late_after_s,
             outage_s=settings.outage_s if settings.ledger else 0.0,
             checkpoint=settings.checkpoint.placed(self._directory.path, alone=not settings.ledger).encode(),
             audit=settings.audit,

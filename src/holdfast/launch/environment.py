@@ -35,6 +35,7 @@ OUTAGE_S = "HOLDFAST_OUTAGE_S"
 CHECKPOINT = "HOLDFAST_CHECKPOINT"
 AUDIT = "HOLDFAST_AUDIT"
 AUDIT_EVERY = "HOLDFAST_AUDIT_EVERY"
+LATE_AFTER_S = "HOLDFAST_LATE_AFTER_S"
 LEDGER_SOCKET = "ledger.sock"  # in the socket directory
 PATHS = ("auto", "shared-memory", "network")
 
@@ -58,6 +59,7 @@ class WorkerEnvironment:
     checkpoint: str = ""  # CheckpointSettings, encoded; empty: none
     audit: float = 0.0  # the fraction of shards that two workers compute
     audit_every: int = 0  # the members' states are compared once in so many steps; 0: never
+    late_after_s: float = 0.0  # how long shards that are late are waited for, at least; 0: for ever
 
     @property
     def run(self) -> str:
@@ -88,6 +90,7 @@ class WorkerEnvironment:
             CHECKPOINT: self.checkpoint,
             AUDIT: repr(self.audit),
             AUDIT_EVERY: str(self.audit_every),
+            LATE_AFTER_S: repr(self.late_after_s),
         }
 
     @classmethod
@@ -112,6 +115,7 @@ class WorkerEnvironment:
                 checkpoint=found.get(CHECKPOINT, ""),
                 audit=float(found.get(AUDIT, "0.0")),
                 audit_every=int(found.get(AUDIT_EVERY, "0")),
+                late_after_s=float(found.get(LATE_AFTER_S, "0.0")),
             )
         except (KeyError, ValueError) as error:
             raise ConfigError(

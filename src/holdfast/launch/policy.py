@@ -27,6 +27,7 @@ HUNG_GRACE_S = 1.0
 STOP_GRACE_S = 30.0
 LEAVE_GRACE_S = 60.0
 STRAGGLER_GRACE_S = 60.0
+LATE_GRACE_S = 5.0  # for one that was left behind, and may come back though its lease ran out
 SPARE_GRACE_S = 5.0
 REPLACE_AFTER_S = 30.0  # of being slow
 BACK_OFF_FIRST_S = 0.5
@@ -117,6 +118,7 @@ class Policy:
     stopping: str = ""
     done: bool = False
     members: frozenset[str] = frozenset()  # of the current view
+    late: frozenset[str] = frozenset()  # whom it left behind: the others go on, so there is time to see it come back
     slots: dict[int, _Slot] = field(default_factory=dict)
     alive: dict[str, _Worker] = field(default_factory=dict)
     _stop_by: float = math.inf
@@ -163,9 +165,10 @@ class Policy:
         found.kill_reason = "hung"
         return [Kill(worker, "hung")]
 
-    def viewed(self, members: Iterable[str]) -> None:
+    def viewed(self, members: Iterable[str], late: Iterable[str] = ()) -> None:
         """A view holds. Who is in it is not given up by us, whatever its lease: it may have the only state."""
         self.members = frozenset(members)
+        self.late = frozenset(late)
 
     def observed(self, event: Mapping[str, Any], now: float) -> None:
         """An event that a worker wrote."""
@@ -292,7 +295,7 @@ class Policy:
             if worker.replace_at < math.inf and self._waiting_spares():
                 times.append(worker.replace_at)
             if name not in self.members:
-                times.append(worker.unregistered_by)
+                times.append(self._given_up_at(name))
         times += [self.slots[slot].restart_at for slot in self._waiting()]
         return min(times)
 
@@ -306,7 +309,7 @@ class Policy:
         for name, worker in self.alive.items():
             if worker.kill_reason or worker.finished or (worker.reached and not self.stopping):
                 continue
-            silent = now >= worker.unregistered_by and name not in self.members
+            silent = now >= self._given_up_at(name) and name not in self.members
             if silent and not (worker.in_order or self.stopping or self.done):
                 worker.kill_reason = "hung"
             elif now >= worker.leave_by or now >= self._stop_by:
@@ -325,6 +328,9 @@ class Policy:
         if now >= self._stragglers_by:
             self._stragglers_by = math.inf
         return actions
+
+    def _given_up_at(self, worker: str) -> float:
+        return self.alive[worker].unregistered_by + (LATE_GRACE_S if worker in self.late else 0.0)
 
     def _surplus(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -351,7 +357,8 @@ class Policy:
     def _waiting_spares(self) -> list[str]:
         if any(worker.asked_to_leave for worker in self.alive.values()):
             return []  # who leaves needs one first
-        return [name for name, worker in self.alive.items() if worker.registered and name not in self.members]
+        away = self.members | self.late  # who was left behind takes its own place
+        return [name for name, worker in self.alive.items() if worker.registered and name not in away]
 
     def _missing(self, now: float) -> list[Action]:
         actions: list[Action] = []

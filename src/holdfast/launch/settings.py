@@ -15,7 +15,7 @@ from holdfast.core.config import AUDIT_EVERY_MAX
 from holdfast.core.errors import ConfigError
 from holdfast.launch.addresses import parse_listen
 from holdfast.launch.environment import PATHS
-from holdfast.launch.patience import check_patience, patience_flags
+from holdfast.launch.patience import LATE_AFTER_S, check_late, check_patience, late_flags, patience_flags
 
 WORKERS_MAX = 1024
 THREADS_MAX = 1024
@@ -52,6 +52,7 @@ class RunSettings:
     hang_after_s: float = 120.0  # the same elsewhere, and in a worker's first shards; 0: never
     audit: float = 0.0  # the fraction of shards that two workers compute
     audit_every: int = 100  # the workers' states are compared once in so many steps
+    late_after_s: float = LATE_AFTER_S  # so long, at least, late shards are waited for; 0: for ever
     strikes: int = 3  # how often the others may find a slot's worker wrong, before the slot stays empty
 
     def validate(self) -> None:
@@ -87,6 +88,7 @@ class RunSettings:
                 f"--audit is {self.audit:g}", hint="give the fraction of shards, from 0 (none) to 1 (all of them)"
             )
         _check_range("--audit-every", self.audit_every, 0, AUDIT_EVERY_MAX)
+        check_late(self.late_after_s)
         _check_range("--strikes", self.strikes, 1, RESTARTS_MAX)
         if not self.module:
             _check_script(self.script)
@@ -164,6 +166,7 @@ def _command(settings: RunSettings, home: Path) -> str:
             words += [option, str(value)]
     words += settings.checkpoint.flags()
     words += patience_flags(settings.stuck_after_s, settings.hang_after_s)
+    words += late_flags(settings.late_after_s)
     return shlex.join([*words, *(["-m"] if settings.module else []), settings.script, *settings.arguments])
 
 

@@ -42,6 +42,8 @@ class RunRecord:
     saved_to: str = ""
     unsaved: dict[str, str] = field(default_factory=dict)  # who cannot save, and why
     slow: dict[str, str] = field(default_factory=dict)  # who is, and what it costs
+    late: dict[str, str] = field(default_factory=dict)  # whom the others go on without, and since which step
+    lates: int = 0  # how often they did
     rewinds: int = 0  # how often the run went back
     skipped: set[int] = field(default_factory=set)  # steps whose update was not applied
     liars: dict[str, int] = field(default_factory=dict)  # whose bits the others found wrong, and at which step
@@ -87,6 +89,7 @@ class RunRecord:
         self.cut_off.pop(str(event.get("worker")), None)
         self.unsaved.pop(str(event.get("worker")), None)
         self.slow.pop(str(event.get("worker")), None)
+        self.late.pop(str(event.get("worker")), None)
         self.waiting.pop(str(event.get("worker")), None)
         record.alive = False
         record.state = str(event.get("reason", "exited"))
@@ -165,6 +168,13 @@ class RunRecord:
     def _on_no_longer_slow(self, event: Mapping[str, Any]) -> None:
         self.slow.pop(str(event["worker"]), None)
 
+    def _on_late(self, event: Mapping[str, Any]) -> None:
+        self.lates += 1
+        self.late[str(event["worker"])] = late_sentence(event)
+
+    def _on_caught_up(self, event: Mapping[str, Any]) -> None:
+        self.late.pop(str(event["worker"]), None)
+
     def _on_waiting(self, event: Mapping[str, Any]) -> None:
         self.waiting[str(event["who"])] = str(event.get("reason", ""))
 
@@ -193,6 +203,14 @@ def slow_sentence(event: Mapping[str, Any]) -> str:
     return (
         f"a shard takes it {times:.1f} times as long as the others, noticed after {since_s:.0f} s; that costs "
         f"{costs:.0%} of what all could do; it has {event['shards']} shards now"
+    )
+
+
+def late_sentence(event: Mapping[str, Any]) -> str:
+    waited_s, expected_s = float(event["waited_s"]), float(event["expected_s"])
+    return (
+        f"the others went on without it at step {event['step']}, {waited_s:.1f} s after they were done; "
+        f"the step's shards take {expected_s:.2g} s"
     )
 
 
@@ -246,6 +264,7 @@ def closing_lines(record: RunRecord, name: str) -> list[str]:
 
 def _left_out(record: RunRecord) -> list[str]:
     parts = [count(record.rewinds, "rewind")] if record.rewinds else []
+    parts += [f"{count(record.lates, 'time')} somebody was late"] if record.lates else []
     return parts + ([f"{count(len(record.skipped), 'step')} skipped"] if record.skipped else [])
 
 

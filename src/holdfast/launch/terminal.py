@@ -150,6 +150,10 @@ class Narrator:
     def _on_joined(self, event: Mapping[str, Any]) -> str:
         return f"{event['who']} joined at step {event.get('step')}"
 
+    def _on_caught_up(self, event: Mapping[str, Any]) -> str:
+        behind = count(int(event["behind"]), "step")
+        return f"{event['who']} was late and is back, {behind} later"
+
     def _on_evicted(self, event: Mapping[str, Any]) -> str:
         return f"{event['who']} was evicted: {event.get('reason')}"
 

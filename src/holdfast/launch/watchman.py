@@ -26,6 +26,7 @@ from holdfast.launch.stacks import collect
 LOOK_S = 0.1
 BUSY_SHARE = 0.1  # of a processor, at most, with however many workers
 FIND_S = 1.0
+LATE_STOPPED_S = 5.0  # where the others go on without who is late, there is time to see whether it wakes
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ def limits_of(settings: RunSettings) -> Limits:
         hang_s=settings.hang_after_s or None,
         # Not before the lease, which would be lost anyway, unless the kernel says that the process is stopped.
         silent_s=max(Limits().silent_s, settings.lease_s),
+        stopped_s=Limits().stopped_s if not settings.late_after_s else LATE_STOPPED_S,
     )
 
 
@@ -56,14 +58,16 @@ class Watchman:
         self._pages: dict[str, Page] = {}
         self._beats: dict[str, Beat] = {}
         self._members: frozenset[str] = frozenset()
+        self._late: frozenset[str] = frozenset()
         self._find_at = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-watchman", daemon=True)
         self._thread.start()
 
-    def viewed(self, members: Iterable[str]) -> None:
-        """A view holds: its members, on all hosts. Only they are judged; others wait, and leases tell of them."""
-        self._members = frozenset(members)
+    def viewed(self, members: Iterable[str], late: Iterable[str] = ()) -> None:
+        """A view holds: its members, on all hosts, and whom they left behind. Only those are judged; others wait, and
+        leases tell of them."""
+        self._members, self._late = frozenset(members), frozenset(late)
 
     def close(self) -> None:
         self._stopping.set()
@@ -95,7 +99,7 @@ class Watchman:
                 processes[worker] = Process(state, family_cpu_s(pid))
             else:
                 self._forget(worker)
-        for verdict in self._ward.judge(processes, self._members):
+        for verdict in self._ward.judge(processes, self._members, self._late):
             if verdict.worker in self._pages:
                 self._conclude(verdict)
 

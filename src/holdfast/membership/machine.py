@@ -22,6 +22,7 @@ from holdfast.membership.knocking import Knocking
 from holdfast.membership.messages import (
     Applied,
     Broadcast,
+    Caught,
     Computed,
     Deregister,
     Drop,
@@ -31,6 +32,7 @@ from holdfast.membership.messages import (
     Knocked,
     LeaveAsked,
     LedgerSaw,
+    LeftBehind,
     Loaded,
     Open,
     PeerLost,
@@ -45,13 +47,13 @@ from holdfast.membership.messages import (
 from holdfast.membership.phases import PEER_PHASES, STEP_PHASES, TRANSITIONS, Phase
 from holdfast.membership.reach import Roll
 from holdfast.membership.resting import Resting
-from holdfast.membership.stepping import Stepping
+from holdfast.membership.returning import Returning
 from holdfast.membership.view_rules import Standing, Timing, propose_first, propose_next, propose_planned
 
 __all__ = ["PEER_PHASES", "TRANSITIONS", "Machine", "Phase"]
 
 
-class Machine(Stepping):
+class Machine(Returning):
     """One worker. `handle` takes an event and returns the effects to perform, in order."""
 
     def __init__(
@@ -73,6 +75,11 @@ class Machine(Stepping):
         self._turned_in_vain = -1  # the count of news when a view that was due did not come
         self._since: float | None = None  # when the present wait began
         self._quiet_since = 0.0  # when peers were last heard, or the phase changed
+        self._began_at = self._gathered_at = (
+            0.0  # when the last step was committed; when my shards of this one were done
+        )
+        self._found_late: LeftBehind | None = None
+        self._not_late()
         self._successor_since: float | None = None  # when I first saw that my view has one
         self._missed_since: float | None = None  # when I first saw that somebody misses somebody
         self._proposed: tuple[int, float] = (-1, 0.0)
@@ -89,6 +96,7 @@ class Machine(Stepping):
             Loaded: self._loaded,
             Restored: self._restored,
             Knocked: self._knocked,
+            Caught: self._caught,
             LeaveAsked: self._leave_asked,
             Tick: self._tick,
         }
@@ -102,7 +110,15 @@ class Machine(Stepping):
             effects += self._break_if_lost(now)
         if self.phase is not before or isinstance(event, Heard):
             self._quiet_since = now
+        if self.phase is not before:
+            self._phase_began(now)
         return effects
+
+    def _phase_began(self, now: float) -> None:
+        if self.phase is Phase.APPLYING:
+            self._began_at = now
+        elif self.phase is Phase.GATHERING:
+            self._gathered_at = now
 
     # ---- the ledger and views
 
@@ -114,7 +130,7 @@ class Machine(Stepping):
         return self._consider(now)
 
     def _tick(self, event: Tick, now: float) -> list[Effect]:
-        return self._consider(now)
+        return self._consider(now) + self._leave_behind(now)
 
     def _leave_asked(self, event: LeaveAsked, now: float) -> list[Effect]:
         """Finish the step first; but a step that waits for a view may wait for ever, and the others can redo it."""
@@ -131,9 +147,13 @@ class Machine(Stepping):
         if not self._news:
             return []
         newest = self.ledger.view
+        if self.phase is Phase.BEHIND:
+            return self._register_if_missing(now) + self._catch_up(now)
         if newest is not None and self._has_successor() and not self._lingers(now):
             if self.me in newest.members:
                 return self._enter(newest, now)
+            if self.view is not None and self._is_left_behind(newest):
+                return self._fall_behind(newest, now)
             if self.view is not None:
                 return self._be_evicted(f"view {newest.number} was formed without it: {newest.reason}")
         effects = self._register_if_missing(now)
@@ -160,6 +180,8 @@ class Machine(Stepping):
         if self.phase in (Phase.COMPUTING, Phase.APPLYING):
             return True  # the user's loop has the word; when it returns, this is looked at again
         assert self._successor_since is not None
+        if self._somebody_is_left_behind():
+            return False  # what is missing will not come
         return now - self._successor_since < self.timing.linger_s
 
     def _register_if_missing(self, now: float) -> list[Effect]:
@@ -199,11 +221,12 @@ class Machine(Stepping):
             return [Deregister(), self._end("done" if self.ledger.done else "stopped", "the run has ended")]
         if self._since is None or not self._nobody_left():
             self._since = now
+        effects = self._say_that_i_am_back(now)
         decision = propose_first(self.me, self.ledger, waited_s=now - self._since, timing=self.timing)
         self.reason = decision.reason
         if self._knocking.missed and self.me not in self.ledger.ids:
             self.reason = f"it cannot reach {', '.join(self._knocking.missed)}, and so it cannot be taken in"
-        return self._propose(decision.view, now)
+        return effects + self._propose(decision.view, now)
 
     def _nobody_left(self) -> bool:
         view = self.ledger.view
@@ -252,7 +275,8 @@ class Machine(Stepping):
         if self.view is not None:
             if self.phase is not Phase.BROKEN:
                 effects += self._break(f"view {view.number} takes over", now)
-            former = [member for member in self.view.members if member not in view.members]
+            left = {*view.members, *dict(view.late)}
+            former = [member for member in self.view.members if member not in left]
             self._resting.left_out(former, self._formed_members, self.ledger, now)
         self._formed = self._formed or view.number  # what was said before I came does not count
         self.view = view
@@ -264,7 +288,7 @@ class Machine(Stepping):
         self.reason = f"forming view {view.number}"
         mine = self._report(self._resting.former(self.ledger))
         self._reports[self.me] = mine
-        effects += [Open(view), Broadcast(mine)]
+        effects += [*self._tell_of_late(view), Open(view), Broadcast(mine)]
         return effects + self._reconcile_if_complete(now)
 
     def _came_together(self) -> None:

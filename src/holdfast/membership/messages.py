@@ -128,6 +128,14 @@ class Knocked:
 
 
 @dataclass(frozen=True, slots=True)
+class Caught:
+    """The mean of the step that I was left behind in was asked for. `found`: it is here."""
+
+    step: int
+    found: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveAsked:
     pass
 
@@ -148,6 +156,7 @@ Event = (
     | Loaded
     | Restored
     | Knocked
+    | Caught
     | LeaveAsked
     | Tick
 )
@@ -282,6 +291,41 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Keep a copy of this step's mean, which is here, for those that were left behind in it."""
+
+    step: int
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Catch:
+    """Ask these for the mean of the step that I was left behind in."""
+
+    step: int
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """These are late: the others go on without them. Told once, by the member that proposed it."""
+
+    workers: tuple[str, ...]
+    step: int
+    waited_s: float
+    expected_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """I was left behind and have the state again: `behind` steps later, `duration_s` after I noticed."""
+
+    step: int
+    behind: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     kind: str  # "evicted", "left", "stopped", "done", "corrupt", "rewind"
     reason: str
@@ -306,5 +350,9 @@ Effect = (
     | Accuse
     | Reduce
     | Commit
+    | Keep
+    | Catch
+    | LeftBehind
+    | CaughtUp
     | End
 )

@@ -16,6 +16,7 @@ class Phase(Enum):
     REDUCING = "reducing"  # sums are being added; waiting for the others' Done
     APPLYING = "applying"  # the user's loop has the reduced gradient
     TURNING = "turning"  # between two steps, a moment for the ledger to show the view that is due
+    BEHIND = "behind"  # the others went on without it; it asks them for the mean of the step it is in
     BROKEN = "broken"  # the view's group is gone; a new view is due
     ENDED = "ended"
 
@@ -29,9 +30,10 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.COMPUTING: frozenset({Phase.GATHERING, Phase.BROKEN, Phase.ENDED}),
     Phase.GATHERING: frozenset({Phase.REDUCING, Phase.BROKEN, Phase.ENDED}),
     Phase.REDUCING: frozenset({Phase.APPLYING, Phase.BROKEN, Phase.ENDED}),
-    Phase.APPLYING: frozenset({Phase.COMPUTING, Phase.TURNING, Phase.BROKEN, Phase.ENDED}),
+    Phase.APPLYING: frozenset({Phase.COMPUTING, Phase.TURNING, Phase.BROKEN, Phase.WAITING, Phase.ENDED}),
     Phase.TURNING: frozenset({Phase.COMPUTING, Phase.BROKEN, Phase.ENDED}),
-    Phase.BROKEN: frozenset({Phase.FORMING, Phase.ENDED}),
+    Phase.BEHIND: frozenset({Phase.APPLYING, Phase.ENDED}),
+    Phase.BROKEN: frozenset({Phase.FORMING, Phase.BEHIND, Phase.WAITING, Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
 # Phases in which the machine waits for its peers. In COMPUTING and APPLYING the user's loop has the word.

@@ -8,6 +8,7 @@ other half, machine.py, owns the ledger, views and phases outside a step; this o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 from holdfast.core.words import View
 from holdfast.membership.auditing import Auditing, Finding, Rules
@@ -28,6 +29,7 @@ from holdfast.membership.messages import (
     Fetch,
     Give,
     Heard,
+    Keep,
     Loaded,
     PeerLost,
     Ready,
@@ -75,6 +77,10 @@ class Stepping(ABC):
         self._save_due = False
         self._save_mark = 0
         self._stop = ""
+        self._inside = (
+            False  # a step: the user's loop has been given shards of it and not yet come back from applying it
+        )
+        self._left_at = 0  # see returning.py
         self._forget_view()
 
     def _forget_view(self) -> None:
@@ -85,6 +91,9 @@ class Stepping(ABC):
         self._done: dict[int, set[str]] = {}
         self._results: set[int] = set()  # steps whose reduced gradient a peer has sent me
         self._lost: dict[str, str] = {}  # members whose connection is gone, and why
+        self._steps_here = 0  # committed in this view
+        self._keeps: frozenset[int] = frozenset()  # steps whose mean I keep for those left behind
+        self._keep_s = 0.0
         self.searching = False  # for a checkpoint, on behalf of this view
         self._searched = False  # and there is none; a later view may find what was not there for an earlier one
 
@@ -108,6 +117,18 @@ class Stepping(ABC):
 
     @abstractmethod
     def _came_together(self) -> None: ...
+
+    @abstractmethod
+    def _come_back(self, now: float) -> list[Effect]: ...
+
+    @abstractmethod
+    def _keep_for_the_late(self, view: View, plan: Plan, before: int) -> list[Effect]: ...
+
+    @abstractmethod
+    def _has_passed(self, reports: Iterable[Report]) -> str: ...
+
+    @abstractmethod
+    def _is_level_again(self, step: int, now: float) -> list[Effect]: ...
 
     def _has_successor(self) -> bool:
         """The ledger shows a newer view than mine, or one where I have none."""
@@ -161,9 +182,11 @@ class Stepping(ABC):
         assert self.view is not None
         if self.phase is not Phase.FORMING or len(self._reports) < len(self.view.members):
             return []
+        if passed := self._has_passed(self._reports.values()):
+            return self._be_evicted(passed)
         if self.checkpoints and must_search(self.view, self._reports):
             return self._search(self.view)
-        self._formed, self._formed_members = self.view.number, frozenset(self.view.members)
+        before, self._formed, self._formed_members = self._formed, self.view.number, frozenset(self.view.members)
         self._came_together()
         plan = self._plan = reconcile(self.view, self._reports, self.shards)
         paces = fill_in({member: self._reports[member].pace for member in self.view.members})
@@ -173,7 +196,7 @@ class Stepping(ABC):
         if self.me in plan.fetches:
             self._go(Phase.LOADING)
             return [Fetch(plan.step, plan.fetches[self.me])]
-        effects: list[Effect] = []
+        effects: list[Effect] = self._keep_for_the_late(self.view, plan, before)
         if any(self.me in sources for sources in plan.fetches.values()):
             effects.append(Serve(plan.step, tuple(plan.fetches)))
         effects += [Give(to, plan.step - 1) for to, giver in plan.gives.items() if giver == self.me]
@@ -216,7 +239,7 @@ class Stepping(ABC):
     def _loaded(self, event: Loaded, now: float) -> list[Effect]:
         if self.phase is not Phase.LOADING or self._plan is None or event.step != self._plan.step:
             return []
-        return self._start(event.step, ())
+        return self._is_level_again(event.step, now) + self._start(event.step, ())
 
     def _receive_if_sent(self) -> list[Effect]:
         if self.phase is not Phase.RECEIVING or self.next not in self._results:
@@ -229,6 +252,7 @@ class Stepping(ABC):
         assert self.next is None or self.next == step, f"at step {self.next}, told to start {step}"
         self.next = step
         self.assigned = shards
+        self._inside, self._left_at = True, 0
         missing = tuple(shard for shard in shards if shard not in self.held)
         self._go(Phase.COMPUTING)
         self.reason = ""
@@ -317,16 +341,18 @@ class Stepping(ABC):
 
     def _commit(self, step: int, *, received: bool) -> list[Effect]:
         self.kept = step
+        self._steps_here += 1
         self.held = frozenset()
         self._ready.pop(step, None)
         self._done.pop(step, None)
         self._go(Phase.APPLYING)
         self.reason = ""
-        return [Commit(step, received)]
+        return [Commit(step, received), *([Keep(step, self._keep_s)] if step in self._keeps else [])]
 
     def _applied(self, event: Applied, now: float) -> list[Effect]:
         assert self.phase is Phase.APPLYING and event.step == self.next and self.view is not None
         self.next = event.step + 1
+        self._inside = False
         if self._stop:
             end = self._end("stopped", self._stop, save=self.checkpoints)
             return [Drop(self.view.number, "the run stops"), Deregister(), end]
@@ -339,6 +365,8 @@ class Stepping(ABC):
         return [*saves, *self._after_applied(now)]
 
     def _after_applied(self, now: float) -> list[Effect]:
+        if self._left_at:
+            return self._come_back(now)
         if self._leaving:  # the group is over with it, whatever the ledger says
             leaving = self._leaving
             effects = self._break(f"{', '.join(sorted(leaving))} left", now)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from holdfast.core.words import View, host_of
+from holdfast.membership.late import SPENT, not_back, still_late
 from holdfast.membership.reach import Pair, Roll, separate, severed
 
 
@@ -58,6 +59,7 @@ class Timing:
     roll_call_s: float = 2.0  # for the others' rolls, before somebody who is alive is left out
     rest_s: float = 5.0  # until a slot whose joiner could not be reached is tried again, doubled each time
     rest_s_max: float = 300.0
+    late_s: float = 0.0  # for one whose shards are missing, at least; then the others go on without it. 0: for ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def propose_next(me: str, ledger: LedgerState, standing: Standing, timing: Timin
     room = 0 if apart else max(0, ledger.size - len(live))
     joining = _joiners(ledger, view, standing.resting)[:room]
     reason = _reason(gone, apart, joining, standing.leaving)
-    return Decision(View(view.number + 1, (*live, *joining), reason), reason)
+    return Decision(_following(ledger, (*live, *joining), reason), reason)
 
 
 def _left_out(
@@ -172,7 +174,7 @@ def _stateless(member: str, ledger: LedgerState, standing: Standing) -> bool:
 
 def _joiners(ledger: LedgerState, view: View, resting: frozenset[str]) -> list[str]:
     """Who could be taken in, in the order in which they came."""
-    barred = {*view.members, *resting, *ledger.dead}
+    barred = {*view.members, *resting, *ledger.dead, *not_back(ledger)}
     return [worker.id for worker in ledger.registered if worker.id not in barred]
 
 
@@ -192,7 +194,30 @@ def propose_planned(me: str, ledger: LedgerState, resting: frozenset[str]) -> De
     if members == view.members:
         return Decision(None, "nothing changes")
     reason = _reason([member for member in view.members if member not in live], (), joining, frozenset())
-    return Decision(View(view.number + 1, members, reason), reason)
+    return Decision(_following(ledger, members, reason), reason)
+
+
+def propose_without(me: str, ledger: LedgerState, late: Sequence[str]) -> Decision:
+    """What `me`, a member that waits for those who are late, should propose: to go on without them.
+
+    The others must be as many at least: one that has lost its network misses everybody, and it is not they that are
+    late.
+    """
+    view = ledger.view
+    assert view is not None
+    live = [member for member in view.members if member in ledger.ids and member not in late]
+    live = live[: max(1, ledger.size)]
+    if not live or live[0] != me:
+        return Decision(None, "the first member that is not late proposes")
+    if len(live) < len(late):
+        return Decision(None, "fewer would go on than would be left behind")
+    reason = f"{', '.join(late)} {'is' if len(late) == 1 else 'are'} late"
+    return Decision(_following(ledger, tuple(live), reason, late), reason)
+
+
+def _following(ledger: LedgerState, members: tuple[str, ...], reason: str, late: Sequence[str] = ()) -> View:
+    assert ledger.view is not None
+    return View(ledger.view.number + 1, members, reason, still_late(ledger, members, late))
 
 
 def _reason(gone: Sequence[str], apart: Sequence[str], joining: Sequence[str], leaving: frozenset[str]) -> str:
@@ -221,14 +246,16 @@ def propose_first(me: str, ledger: LedgerState, *, waited_s: float, timing: Timi
         unsure = [member for member in view.members if member not in ledger.dead]
         if unsure and not ledger.rewound and waited_s < timing.abandon_s:
             return Decision(None, f"waiting for {unsure[0]}, which may still be alive")
-    outside = [worker.id for worker in ledger.registered if worker.id in ids]
+    away = not_back(ledger)
+    outside = [worker.id for worker in ledger.registered if worker.id in ids and worker.id not in away]
     if not outside or outside[0] != me:
         return Decision(None, "waiting for the first worker to propose a view")
     if len(outside) < ledger.size and waited_s < timing.start_wait_s:
         return Decision(None, f"waiting for workers: {len(outside)} of {ledger.size} are here")
     number = view.number + 1 if view else 1
     reason = f"all workers of view {view.number} are lost" if view else "the run starts"
-    return Decision(View(number, tuple(outside[: ledger.size]), reason), reason)
+    members = tuple(outside[: ledger.size])
+    return Decision(View(number, members, reason, still_late(ledger, members)), reason)
 
 
 def reconcile(view: View, reports: Mapping[str, Report], shards: int) -> Plan:
@@ -262,8 +289,10 @@ def must_search(view: View, reports: Mapping[str, Report]) -> bool:
 
 
 def _origin(view: View, reports: Mapping[str, Report], shards: int) -> Plan:
-    """Nobody has state: the first member's initial state is the run's."""
-    digest = reports[view.members[0]].digest
+    """Nobody has state: the first member's initial state is the run's. Who was left behind has none any more."""
+    digest = next((reports[member].digest for member in view.members if reports[member].digest != SPENT), SPENT)
+    if digest == SPENT:
+        return Plan(0, {}, evicted=dict.fromkeys(view.members, "nobody has the state that the run began with"))
     same = [member for member in view.members if reports[member].digest == digest]
     fetches = {member: tuple(same) for member in view.members if member not in same}
     return Plan(0, assign(shards, same, {}), {}, fetches, {})

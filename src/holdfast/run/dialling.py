@@ -58,6 +58,14 @@ def dial_memory(registration: Registration, host: str, keys: Keys, me: str) -> s
     return sock
 
 
+def dial_mean(registration: Registration, host: str, keys: Keys, step: int, me: str) -> socket.socket:
+    """Connect to a worker to be sent the mean of a step in which we were left behind."""
+    sock = _dial(address_from(host, registration), keys, time.monotonic() + CONNECT_S)
+    with _closed_on_failure(sock):
+        send_hello(sock, Hello("mean", step, me), None)
+    return sock
+
+
 def _dial(address: str, keys: Keys, deadline: float) -> socket.socket:
     """A connection whose other end has proved that it belongs to the run."""
     try:

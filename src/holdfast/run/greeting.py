@@ -1,7 +1,8 @@
 """How a connection between workers begins: TLS between hosts, the proof in both directions, then what it is for.
 
-A Hello says whether the connection is for a view's group, for fetching a snapshot, or for reading what the host keeps
-in memory, and for which view. Between workers of one host it carries the sender's arena as a file descriptor.
+A Hello says whether the connection is for a view's group, for fetching a snapshot, for reading what the host keeps in
+memory, and for which view; or for the mean of a step, and of which. Between workers of one host it carries the
+sender's arena as a file descriptor.
 
 `Greeting` is the accepting side. It never waits, so that one thread can attend to all who knock; what they may hold
 meanwhile is one Hello's worth of bytes and one descriptor each. The dialling side is in dialling.py.
@@ -23,7 +24,7 @@ from holdfast.trust.handshake import ServerHandshake
 from holdfast.trust.keys import Keys
 
 PURPOSE = b"worker"
-PURPOSES = ("group", "snapshot", "memory")
+PURPOSES = ("group", "snapshot", "memory", "mean")
 HELLO_BYTES = 4096
 SENDER_CHARACTERS_MAX = 200
 VIEW_MAX = 1 << 62

@@ -33,7 +33,7 @@ _PAUSE_S = 0.05
 
 class Listener:
     """Accepts on all `servers`. `on_group` gets connections for groups, `on_snapshot` serves those for snapshots,
-    `on_memory` those for what the host keeps in memory, if it keeps anything.
+    `on_memory` those for what the host keeps in memory, if it keeps anything, `on_mean` those for the mean of a step.
 
     `arena` goes to peers that came through a unix socket: they are on this host and can map it.
     """
@@ -48,6 +48,7 @@ class Listener:
         on_group: Callable[[int, Connection], None],
         on_snapshot: Callable[[int, socket.socket], None],
         on_memory: Callable[[socket.socket], None] | None = None,
+        on_mean: Callable[[int, socket.socket], None] | None = None,
     ) -> None:
         self._servers = servers
         self._keys = keys
@@ -56,6 +57,7 @@ class Listener:
         self._on_group = on_group
         self._on_snapshot = on_snapshot
         self._on_memory = on_memory
+        self._on_mean = on_mean
         self._room = threading.BoundedSemaphore(SNAPSHOTS_MAX)
         self._unproven: set[Greeting] = set()
         self._selector = selectors.DefaultSelector()
@@ -177,6 +179,9 @@ class Listener:
         try:
             if hello.purpose == "snapshot":
                 self._on_snapshot(hello.view, sock)
+            elif hello.purpose == "mean":
+                if self._on_mean is not None:
+                    self._on_mean(hello.view, sock)
             elif self._on_memory is not None:
                 self._on_memory(sock)
         except (PeerError, OSError, ValueError):

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -40,6 +41,7 @@ from holdfast.reduce.paths import takes_two_rounds
 from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.sums import Sums
 from holdfast.run.auditing import Audits, audit_rules
+from holdfast.run.catching import Catching, MeanDesk, serve_mean
 from holdfast.run.checkpointing import Checkpoints, NoCheckpoints
 from holdfast.run.gradients import Gradients
 from holdfast.run.ledger_feed import LedgerFeed
@@ -61,6 +63,7 @@ LEDGER_WAIT_S = 60.0
 ALONE_LEASE_S = 3600.0
 SNAPSHOT_WAIT_S = 30.0
 ABANDON_MARGIN_S = 60.0
+STATES, FETCHED_BYTES_PER_S = 3, 500e6  # a state has so many times the bytes of a gradient, and comes as fast
 
 
 def path_of(environment: WorkerEnvironment | None) -> str:
@@ -72,9 +75,16 @@ def path_of(environment: WorkerEnvironment | None) -> str:
     return "hosts" if environment.host else "host"
 
 
-def _timing(config: RunConfig) -> Timing:
+def _timing(config: RunConfig, late_s: float) -> Timing:
     """Who may still train without the ledger is not given up: see docs/decisions/0006."""
-    return Timing(abandon_s=config.outage_s + ABANDON_MARGIN_S) if config.outage_s else Timing()
+    timing = Timing(late_s=late_s)
+    return replace(timing, abandon_s=config.outage_s + ABANDON_MARGIN_S) if config.outage_s else timing
+
+
+def _late_s(environment: WorkerEnvironment | None, slot_bytes: int) -> float:
+    """Who is left behind fetches the state when it is back, and the others wait for that: so at least as long."""
+    least_s = environment.late_after_s if environment is not None else 0.0
+    return max(least_s, STATES * slot_bytes / FETCHED_BYTES_PER_S) if least_s else 0.0
 
 
 class Place:
@@ -163,8 +173,8 @@ class Place:
         two_rounds = takes_two_rounds(config.path, small=small)
         parities = 2 if config.path == "host" and small else 1
         arena = Arena.create(config.shards * parities, layout.slot_bytes)
-        desk = SnapshotDesk()
-        address, local = self._listen(arena, desk)
+        desk, means = SnapshotDesk(), MeanDesk()
+        address, local = self._listen(arena, desk, means)
         registration = Registration(
             id=self.me,
             host=self.host,
@@ -180,6 +190,10 @@ class Place:
         machine = self._machine(
             config, exact, holder, two_rounds=two_rounds, saves=isinstance(checkpoints, Checkpoints)
         )
+        sums = Sums(arena, config.shards, parities=parities)
+        gradients = Gradients(
+            self.me, shards=config.shards, arena=arena, sums=sums, exact=exact, kind=config.path, small=small
+        )
         worker = Worker(
             machine,
             keys=self.keys,
@@ -187,18 +201,11 @@ class Place:
             mailbox=self.mailbox,
             feed=feed,
             arena=arena,
-            gradients=Gradients(
-                self.me,
-                shards=config.shards,
-                arena=arena,
-                sums=Sums(arena, config.shards, parities=parities),
-                exact=exact,
-                kind=config.path,
-                small=small,
-            ),
+            gradients=gradients,
             exact=exact,
             holder=holder,
             desk=desk,
+            catching=self._catching(means, gradients, exact, checkpoints),
             events=self.events,
             outage_s=config.outage_s,
             checkpoints=checkpoints,
@@ -216,14 +223,27 @@ class Place:
         feed.start()
         return worker, feed
 
+    def _catching(self, means: MeanDesk, gradients: Gradients, exact: Exact, checkpoints: NoCheckpoints) -> Catching:
+        return Catching(
+            self.me,
+            self.host,
+            self.keys,
+            desk=means,
+            gradients=gradients,
+            exact=exact,
+            events=self.events,
+            checkpoints=checkpoints,
+        )
+
     def _machine(self, config: RunConfig, exact: Exact, holder: Holder, *, two_rounds: bool, saves: bool) -> Machine:
+        late_s = _late_s(self.environment, exact.whole_layout().slot_bytes)
         return Machine(
             self.me,
             shards=config.shards,
             digest=holder.capture(0).digest(),
             two_rounds=two_rounds,
             checkpoints=saves,
-            timing=_timing(config),
+            timing=_timing(config, late_s),
             rules=audit_rules(config, exact.parameters),
         )
 
@@ -283,7 +303,7 @@ class Place:
         """Without the host's name, which the directory's owner knows: such a path has 107 bytes at most."""
         return environment.socket_dir / f"{self.me.partition('@')[0]}.sock"
 
-    def _listen(self, arena: Arena, desk: SnapshotDesk) -> tuple[str, str]:
+    def _listen(self, arena: Arena, desk: SnapshotDesk, means: MeanDesk) -> tuple[str, str]:
         if self.environment is None:
             return "none:", ""
         servers, address, local = self._open()
@@ -302,6 +322,7 @@ class Place:
             on_group=lambda view, connection: self.mailbox.put(Connected(view, connection)),
             on_snapshot=on_snapshot,
             on_memory=lambda sock: serve_memory(sock, root) if root is not None else None,
+            on_mean=lambda step, sock: serve_mean(sock, means, step),
         )
         return address, local
 

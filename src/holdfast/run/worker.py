@@ -28,6 +28,7 @@ from holdfast.reduce.arena import Arena
 from holdfast.reduce.groups import BrokenGroup, Gone, Group, Said
 from holdfast.reduce.reduction import Kept
 from holdfast.run.auditing import CORRUPTION, REWINDS_MAX, Audits
+from holdfast.run.catching import Catching, Late
 from holdfast.run.checkpointing import NoCheckpoints
 from holdfast.run.fetching import Fetcher
 from holdfast.run.gradients import Gradients
@@ -65,6 +66,7 @@ class Worker:
         exact: Exact,
         holder: Holder,
         desk: SnapshotDesk,
+        catching: Catching,
         events: EventLog,
         checkpoints: NoCheckpoints,
         audits: Audits,
@@ -80,6 +82,7 @@ class Worker:
         self._exact = exact
         self._holder = holder
         self._desk = desk
+        self._catching = catching
         self._events = events
         self._pauses = Pauses(feed, events, outage_s=outage_s)
         self._checkpoints = checkpoints
@@ -204,7 +207,7 @@ class Worker:
             if self.machine.view is not None:
                 self._pauses.without_group(self.machine.next or 0, self.machine.reason, self._clock())
         else:
-            news = group.poll(TICK_S)
+            news = group.poll(self.machine.wait_s(self._clock(), TICK_S))
         if news:
             assert group is not None
             for item in news:
@@ -350,6 +353,7 @@ class Worker:
         view = self.machine.view
         assert view is not None
         started = self._clock()
+        self._checkpoints.wait_copied()  # who was left behind may still be saving what it had before
         try:
             snapshot = self._fetcher.fetch(view.number, effect.step, effect.sources, self._registrations)
         except (PeerError, IntegrityError) as error:
@@ -394,6 +398,7 @@ class Worker:
         kept = self.gradients.kept
         assert kept is not None and kept.step == effect.step
         self._desk.withdraw()
+        self._catching.desk.clear_away()
         self._directive = effect
         if self._broken_at is not None:
             duration_s = self._clock() - self._broken_at
@@ -407,6 +412,11 @@ class Worker:
                 recomputed_shards=self._recomputed,
             )
             self._recomputed = 0
+
+    def _late(self, effect: Late) -> None:
+        caught = self._catching.perform(effect, self._registrations)
+        if caught is not None:
+            self._queue.append(caught)
 
     def _end(self, effect: m.End) -> None:
         self._ended = effect
@@ -463,5 +473,6 @@ class Worker:
         m.Compute: _compute,
         m.Accuse: _accuse,
         m.Commit: _commit,
+        **dict.fromkeys((m.Keep, m.Catch, m.LeftBehind, m.CaughtUp), _late),
         m.End: _end,
     }

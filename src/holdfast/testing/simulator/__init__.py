@@ -3,8 +3,8 @@
 Everything that can go wrong is drawn from one seed: delays, reordering between connections, connections that
 break, workers that crash, stop and wake, leave and join, agents that go away, hosts that lose power or their network,
 hosts cut off from each other, clocks that run apart; a ledger that changes its leader or is away for long, answers
-that are lost, requests that are carried out late or twice, watches with gaps or far behind, leases that end. The same
-seed gives the same run, event for event.
+that are lost, requests that are carried out late or twice, watches with gaps or far behind, leases that end; workers
+that pause, are left behind and come back. The same seed gives the same run, event for event.
 
     python -m holdfast.testing.simulator --schedules 10000
     python -m holdfast.testing.simulator --seed 16335 --trace

@@ -37,6 +37,8 @@ class Books:
         self._views_since = 0
         self._unregistered_at: dict[str, float] = {}
         self._left_out: set[str] = set()
+        self.left_behind = 0
+        self.caught_up = 0
 
     # ---- what goes on
 
@@ -108,6 +110,8 @@ class Books:
         for member in old.members if old else ():
             if member not in new.members:
                 self._check_left_out(member, new)
+        for member in set(new.members) - set(old.members if old else ()):
+            self._check_back(member, new)
         back = self._left_out.intersection(new.members)
         if back:
             raise Violation(f"view {new} takes in {sorted(back)} again, which an earlier one left out")
@@ -119,7 +123,10 @@ class Books:
         """Somebody who lives and holds a lease is left out only if something has happened to it."""
         world = self._world
         worker = world.workers[member]
-        if worker.state is not None:
+        if member in dict(view.late):
+            self._check_late(member, view)
+            return
+        if worker.state is not None and worker.machine.phase is not Phase.WAITING:
             self._left_out.add(member)
         if not worker.alive or KEY_WORKERS + member not in world.ledger.entries:
             return
@@ -128,6 +135,19 @@ class Books:
         excused |= world.now - self._disturbed_at < EXCUSE_S
         if not excused:
             raise Violation(f"view {view} leaves out {member}, which lives, is registered and can be reached")
+
+    def _check_late(self, member: str, view: View) -> None:
+        """Who is left behind is expected back; and those who go on are as many at least."""
+        newly = [worker for worker, number in view.late if number == view.number]
+        if member in newly and len(newly) > len(view.members):
+            raise Violation(f"view {view} leaves behind more than it has")
+
+    def _check_back(self, member: str, view: View) -> None:
+        """Who was left behind is taken in only when it has given up its state: its loop is at the end of a step."""
+        worker = self._world.workers[member]
+        inside = worker.machine.phase not in (Phase.WAITING, Phase.ENDED)
+        if worker.alive and worker.state is not None and inside:
+            raise Violation(f"view {view} takes in {member}, which is {worker.machine.phase.value}")
 
     def check_open(self, worker: Worker, view: View) -> None:
         if self._world.views.get(view.number) != view:
@@ -242,5 +262,6 @@ class Books:
         if self._world.given_up:
             return
         for worker in self._world.workers.values():
-            if worker.finished and worker.state not in (None, steps) and not worker.machine.leave_asked:
+            behind = worker.machine._left_at > 0  # the others came to the end without it
+            if worker.finished and worker.state not in (None, steps) and not worker.machine.leave_asked and not behind:
                 raise Violation(f"{worker.id} ended at step {worker.state} of {steps}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -55,13 +56,27 @@ class Faults:
     def _stop(self, worker: Worker) -> None:
         worker.stopped = True
 
-        def wake() -> None:
-            worker.stopped = False
-            worker.hampered_at = self._world.now
-            if not worker.busy:
-                worker.drain()
+        self._later(self._world.rng.choice((0.3, 1.0, 3.0, 6.0)), lambda: self._wake(worker))
 
-        self._later(self._world.rng.choice((0.3, 1.0, 3.0, 6.0)), wake)
+    def _wake(self, worker: Worker) -> None:
+        worker.stopped = False
+        worker.hampered_at = self._world.now
+        if not worker.busy:
+            worker.drain()
+
+    def pause(self, rng: random.Random) -> None:
+        """A worker's loop stands still: its script waits for something. Or its process does, and is woken again."""
+        living = [worker for worker in self._world.living() if not worker.stopped]
+        if self._world.done or not living:
+            return
+        worker = rng.choice(living)
+        for_s = rng.choice((0.4, 1.0, 2.0, 5.0))
+        self._world.trace("pause:", worker.id, for_s)
+        self._world.books.disturbed()
+        worker.paused_until = self._world.now + for_s
+        if rng.random() < 0.3:
+            worker.stopped = True
+            self._later(for_s, lambda: self._wake(worker))
 
     def _reset(self, worker: Worker) -> None:
         """A connection breaks; both ends live."""

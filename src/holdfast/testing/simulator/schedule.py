@@ -26,6 +26,8 @@ class Schedule:
     save_every: int = 0  # steps; 0: the run keeps no checkpoints
     audit: bool = False  # every shard is computed by two
     lies: float = 0.0  # how often one worker, the first of its slot, computes a shard wrongly
+    late: bool = False  # who is late with its shards is left behind
+    pauses: int = 0  # how often a worker's loop stands still for a while, or its whole process
     fault: str = ""  # if given, all faults are of this kind
 
     @classmethod
@@ -43,5 +45,7 @@ class Schedule:
             two_rounds=two_rounds,
             network=not two_rounds and rng.random() < 0.5,
             hosts=hosts,
+            late=random.Random(f"late {seed}").random() < 0.5,
+            pauses=random.Random(f"pauses {seed}").choice((0, 0, 0, 2)),
             save_every=random.Random(f"saves {seed}").choice((0, 0, 1, 2, 3)),
         )

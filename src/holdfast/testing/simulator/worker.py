@@ -43,6 +43,7 @@ class Worker:
         self.vanished = False  # with its host: nobody has closed its connections
         self.stopped = False
         self.stops = 0
+        self.paused_until = 0.0  # its script waits for something
         self.busy = False  # the user's loop has the word
         self.blocked = False  # the runtime itself is in the middle of something
         self.cuts = 0  # between it and the ledger
@@ -55,6 +56,8 @@ class Worker:
         self.stamp = (0, -1)  # (view, step) that its sums belong to: peers look at it after they read them
         self.result: int | None = None  # the step whose reduced gradient is really here
         self.serving: int | None = None
+        self.means: dict[int, int] = {}  # steps whose mean it keeps for those left behind -> the step it really is of
+        self.received: int | None = None  # the step that the mean which it was sent is really of
         self.saving = False  # its share of a checkpoint is on its way to storage
         self.reduced = (0, -1)  # (view, step) whose slice it has written
         self.clock_offset = rng.uniform(-100.0, 100.0)
@@ -98,7 +101,7 @@ class Worker:
         def finish() -> None:
             if not self.alive:
                 return
-            if self.stopped:
+            if self.stopped or (self.world.now < self.paused_until and not blocked):
                 self.world.after(0.05, finish)
                 return
             self.busy = self.blocked = False
@@ -162,6 +165,28 @@ class Worker:
         assert view is not None
         self.world.network.send(self, effect.to, view, m.Result(effect.step))
 
+    def _keep(self, effect: m.Keep) -> None:
+        self.means[effect.step] = self.result if self.result is not None else -1
+
+    def _catch(self, effect: m.Catch) -> None:
+        """Whoever of them answers and has it sends it."""
+
+        def then() -> m.Event:
+            world = self.world
+            live = [world.workers[source] for source in effect.sources if world.network.answers(self.id, source)]
+            found = [source.means[effect.step] for source in live if effect.step in source.means]
+            if found:
+                self.received = found[0]
+            return m.Caught(effect.step, bool(found))
+
+        self.work(self.world.rng.choice((0.001, 0.01, 0.1)), then, blocked=True)
+
+    def _leftbehind(self, effect: m.LeftBehind) -> None:
+        self.world.books.left_behind += len(effect.workers)
+
+    def _caughtup(self, effect: m.CaughtUp) -> None:
+        self.world.books.caught_up += 1
+
     def _serve(self, effect: m.Serve) -> None:
         if self.machine.next == 0 and self.state is None:
             self.state = 0  # the first state is the script's own
@@ -179,6 +204,8 @@ class Worker:
             world = self.world
             live = [world.workers[source] for source in effect.sources if world.network.answers(self.id, source)]
             if any(source.serving == effect.step for source in live):
+                if self.state is not None and self.state > effect.step:
+                    raise Violation(f"{self.id} goes back from step {self.state} to {effect.step}")
                 self.state = effect.step
                 return m.Loaded(effect.step)
             if any(source.machine.view == self.machine.view and (source.state or 0) > effect.step for source in live):
@@ -249,6 +276,9 @@ class Worker:
     def _commit(self, effect: m.Commit) -> None:
         if not effect.received:
             self.world.books.check_commit(self, effect.step)
+        elif self.received not in (None, effect.step):
+            raise Violation(f"{self.id} applies the mean of step {self.received} as that of {effect.step}")
+        self.received = None
         self.result = effect.step
         self.serving = None
 

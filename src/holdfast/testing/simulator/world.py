@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from holdfast.core.words import KEY_DONE, KEY_SIZE, View
@@ -42,6 +43,7 @@ class World:
         self.machine_class = machine_class
         self.feed_class = feed_class
         self.timing = Timing(start_wait_s=5.0, grace_s=0.3, turn_s=0.5, linger_s=5.0, rest_s_max=60.0)
+        self.timing = replace(self.timing, late_s=0.5 if schedule.late else 0.0)
         self.rng = random.Random(schedule.seed)
         self.now = 0.0
         self.lines: list[str] | None = [] if keep_trace else None
@@ -84,6 +86,9 @@ class World:
             self.ledger.put(KEY_SIZE + host.name, host.size)
         for _ in range(schedule.faults):
             self.after(self.rng.uniform(0.0, 3.0 + schedule.steps * 0.4), self.faults.strike)
+        rng = random.Random(f"pauses of {schedule.seed}")
+        for _ in range(schedule.pauses):
+            self.after(rng.uniform(2.0, 3.0 + schedule.steps * 0.4), lambda: self.faults.pause(rng))
         self.after(LOOK_S, self._look)
         while self._queue and not self._over():
             self.now, _, act = heapq.heappop(self._queue)
