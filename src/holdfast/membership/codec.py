@@ -49,6 +49,8 @@ def encode(message: Message, note: Any = None) -> bytes:
             fields["o"] = True
         if message.pace:
             fields["p"] = message.pace
+        if message.size:
+            fields["z"] = message.size
     body = _dumps(fields).encode()
     return LENGTH.pack(len(body)) + body
 
@@ -78,7 +80,7 @@ def decode(body: bytes | bytearray | memoryview) -> tuple[Message, Any]:
         former = _names(fields.get("f", []))
         kept, searched = bool(fields.get("k")), bool(fields.get("o"))
         digest = str(fields.get("d", ""))
-        return Report(position, _shards(fields), kept, digest, former, searched, _pace(fields)), None
+        return Report(position, _shards(fields), kept, digest, former, searched, _pace(fields), _size(fields)), None
     raise ProtocolError(f"a peer sent a message of unknown kind {str(kind)[:40]!r}")
 
 
@@ -94,6 +96,13 @@ def _pace(fields: dict[str, Any]) -> float:
     if type(pace) not in (int, float) or not 0 <= pace < PACE_MAX:
         raise ProtocolError(f"a peer sent {str(pace)[:40]!r} for its pace")
     return float(pace)
+
+
+def _size(fields: dict[str, Any]) -> int:
+    size = fields.get("z", 0)
+    if type(size) is not int or not 0 <= size < SHARDS_MAX:
+        raise ProtocolError(f"a peer sent {str(size)[:40]!r} for the run's size")
+    return size
 
 
 def _said(fields: dict[str, Any]) -> Said:

@@ -64,8 +64,10 @@ class Machine(Stepping):
         checkpoints: bool = False,
         timing: Timing | None = None,
         rules: Rules | None = None,
+        elastic: bool = False,
     ) -> None:
         super().__init__(me, shards=shards, digest=digest, two_rounds=two_rounds, checkpoints=checkpoints, rules=rules)
+        self.elastic = elastic
         self.timing = timing or Timing()
         self._knocking = Knocking(self.timing)
         self._resting = Resting(self.timing)

@@ -72,13 +72,17 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The user's loop is through with the shards it was given. `save`, `saving`, `pace`, `said`: as in Ready."""
+    """The user's loop is through with the shards it was given. `save`, `saving`, `pace`, `said`: as in Ready.
+
+    `shards`: elastic: those of this step whose sums are there, whatever it was given.
+    """
 
     step: int
     save: bool = False
     saving: bool = False
     pace: float = 0.0
     said: Said = NOTHING
+    shards: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

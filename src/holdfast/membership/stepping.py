@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from holdfast.core.words import View
 from holdfast.membership.auditing import Auditing, Finding, Rules
 from holdfast.membership.balance import divide, fill_in, rebalanced
+from holdfast.membership.elastic import room, size_of, thinned
 from holdfast.membership.messages import (
     Accuse,
     Applied,
@@ -51,6 +52,8 @@ class Stepping(ABC):
         self.me = me
         self.checkpoints = checkpoints  # the run keeps some: who has no state may find it there
         self.shards = shards
+        self.elastic = False  # a step takes what its members bring: see elastic.py
+        self.room = shards  # of the shards, so many are spread over this view's members
         self.digest = digest
         self.two_rounds = two_rounds
         self.phase = Phase.WAITING
@@ -150,10 +153,11 @@ class Stepping(ABC):
     # ---- getting level
 
     def _report(self, former: tuple[str, ...]) -> Report:
+        size = self.ledger.size if self.elastic else 0
         if self.next is None:
-            return Report(None, digest=self.digest, former=former, searched=self._searched, pace=self._pace)
+            return Report(None, (), False, self.digest, former, self._searched, self._pace, size)
         kept = self.kept is not None and self.kept == self.next - 1
-        return Report(self.next, tuple(sorted(self.held)), kept, former=former, pace=self._pace)
+        return Report(self.next, tuple(sorted(self.held)), kept, former=former, pace=self._pace, size=size)
 
     def _reconcile_if_complete(self, now: float) -> list[Effect]:
         assert self.view is not None
@@ -164,8 +168,11 @@ class Stepping(ABC):
         self._formed, self._formed_members = self.view.number, frozenset(self.view.members)
         self._came_together()
         plan = self._plan = reconcile(self.view, self._reports, self.shards)
+        if self.elastic:
+            plan = self._plan = thinned(plan, self._reports, self.shards)
+            self.room = room(self.shards, len(self.view.members), size_of(self._reports))
         paces = fill_in({member: self._reports[member].pace for member in self.view.members})
-        self.shares = divide(self.shards, self.view.members, paces)
+        self.shares = divide(self.room, self.view.members, paces)
         if self.me in plan.evicted:
             return self._be_evicted(plan.evicted[self.me])
         if self.me in plan.fetches:
@@ -238,6 +245,8 @@ class Stepping(ABC):
         if self.phase is not Phase.COMPUTING:
             return []
         assert event.step == self.next
+        if event.shards is not None:
+            self.assigned = event.shards
         self.held = frozenset(self.assigned)
         self._go(Phase.GATHERING)
         self._pace = event.pace or self._pace
@@ -257,7 +266,9 @@ class Stepping(ABC):
             return []
         brought = tuple((member, ready[member].shards) for member in self.view.members)
         count = sum(len(shards) for _, shards in brought)
-        if count != self.shards or len({shard for _, shards in brought for shard in shards}) != count:
+        if (count != self.shards and not self.elastic) or len(
+            {shard for _, shards in brought for shard in shards}
+        ) != count:
             return [*self._break(f"step {self.next} is not covered exactly once: {brought}", now)]
         finding = self.audits.judge(self.next, self.view.members, {one: ready[one].said for one in self.view.members})
         if finding is not None:
@@ -268,7 +279,7 @@ class Stepping(ABC):
         self._save_due = self._save_due and not any(message.saving for message in ready.values())
         self._stop = next((ready[member].stop for member in self.view.members if ready[member].stop), "")
         self.paces = {member: ready[member].pace for member in self.view.members}
-        better = rebalanced(self.shares, self.shards, self.paces)
+        better = rebalanced(self.shares, self.room, self.paces)
         if better is not None:
             self.shares = better
             self.moved += 1

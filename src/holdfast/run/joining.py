@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from holdfast.checkpoint.settings import CheckpointSettings
-from holdfast.core.config import NUMERICS, RunConfig
+from holdfast.core.config import ELASTIC, NUMERICS, RunConfig
 from holdfast.core.errors import ConfigError
+from holdfast.data.cursor import Cursor
 from holdfast.data.loader import ShardLoader
 from holdfast.data.shards import ShardPlan
 from holdfast.launch.environment import WorkerEnvironment
@@ -56,12 +57,15 @@ def join(
     numerics: str = "refuse",
     non_finite: str = "stop",
     spike: float = 0.0,
+    mode: str = "exact",
 ) -> Run:
     """Take part in the run that this process was started for; started by hand, be a run of one.
 
     A step takes `batch` samples in `shards` equal shards. With the same seed, batch and shards the weights are the
     same bits for any number of workers, whatever fails. `extras` are other things with a state_dict that change
     during training (scheduler, averaged model, gradient scaler): they travel to workers that join.
+
+    With mode="elastic" a step takes what the workers bring that are there: `batch` is that of a run at full size.
 
     `checkpoint` is where checkpoints are kept, and found again when no worker is left: a directory, s3://…, hdfs://….
     """
@@ -86,6 +90,7 @@ def join(
         checkpoint="" if saving.own else saving.uri,
         non_finite=non_finite,
         spike=spike,
+        mode=mode,
         **audited(environment, numerics),
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
@@ -94,7 +99,7 @@ def join(
     fix_arithmetic(threads)
     keep_freed_memory()
     wake_scalers(model, extras or {})
-    loops = Loops(Losses(spike))
+    loops = Loops(Losses(spike), Cursor(shards, plan.steps_per_epoch) if mode == ELASTIC else None)
     holder = Holder(model, optimizer, {**(extras or {}), LOOPS: loops}, buffers=exact.base_buffers)
     place = Place(environment, fingerprint())
     place.agree(config, numerics)

@@ -13,7 +13,7 @@ import torch
 from holdfast.checkpoint.host_memory import HostMemory
 from holdfast.checkpoint.memory_place import memory_directory
 from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
-from holdfast.core.config import CHANGEABLE, RunConfig
+from holdfast.core.config import CHANGEABLE, ELASTIC, RunConfig
 from holdfast.core.errors import ConfigError, LedgerUnavailable, NumericsError
 from holdfast.core.rewinds import Rewinds
 from holdfast.core.words import (
@@ -213,6 +213,7 @@ class Place:
             ),
         )
         worker.gradients.passed = rewinding.passed
+        worker.gradients.elastic = machine.elastic
         feed.start()
         return worker, feed
 
@@ -225,6 +226,7 @@ class Place:
             checkpoints=saves,
             timing=_timing(config),
             rules=audit_rules(config, exact.parameters),
+            elastic=config.mode == ELASTIC,
         )
 
     def _memory_root(self) -> Path | None:

@@ -140,7 +140,9 @@ class Worker:
         view = self.machine.view
         due = self._checkpoints.is_due(step + 1, first=view is None or view.members[0] == self.machine.me)
         pace = self._pace.took(durations_s)
-        self._queue.append(m.Computed(step, due, self._checkpoints.saving, pace, said=self.audits.said()))
+        brings = self.gradients.brings() if self.machine.elastic else None
+        said = self.audits.said()
+        self._queue.append(m.Computed(step, due, self._checkpoints.saving, pace, said=said, shards=brings))
 
     def save_last(self, step: int) -> None:
         """The loop over steps ends here. What the script does next may change the state."""
