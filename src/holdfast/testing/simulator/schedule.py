@@ -26,6 +26,7 @@ class Schedule:
     save_every: int = 0  # steps; 0: the run keeps no checkpoints
     audit: bool = False  # every shard is computed by two
     lies: float = 0.0  # how often one worker, the first of its slot, computes a shard wrongly
+    elastic: bool = False  # a step takes what its members bring
     fault: str = ""  # if given, all faults are of this kind
 
     @classmethod
