@@ -1,4 +1,4 @@
-"""The elastic mode with real workers: a step takes what is there, all have the same bits, no sample is lost or doubled."""
+"""The elastic mode with real workers: a step takes what is there, all have the same bits, no sample counts twice."""
 
 from __future__ import annotations
 
@@ -205,24 +205,65 @@ def test_loader_processes_fetch_what_will_be_needed(tmp_path: Path) -> None:
         if (step, shard) == (1, 0):
             die()
 
-    digests = []
-    for loaders in (0, 1):
+    def digest(loaders: int) -> str:
         seen = tmp_path / str(loaders)
         seen.mkdir()
         bodies = {
             "w0.1": lambda: train(seen, "w0.1", loader_workers=loaders),
             "w1.1": lambda: train(seen, "w1.1", loader_workers=loaders, at_step=victim),
         }
-        outcomes = forked(bodies)
-        digests.append(same_end(outcomes)[0]["digest"])
+        end, _ = same_end(forked(bodies))
         assert set(count_samples(seen).values()) == {2}
-    assert digests[0] == digests[1]
+        return str(end["digest"])
+
+    assert digest(0) == digest(1)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"mode": "stretchy"}, "mode is 'stretchy'"), ({"non_finite": "rewind"}, "non_finite='rewind' passes steps")],
+    [
+        ({"mode": "stretchy"}, "mode is 'stretchy'"),
+        ({"non_finite": "rewind"}, "non_finite='rewind' passes steps"),
+        ({"quorum": 0}, "quorum is 0"),
+        ({"quorum": 1.5}, "quorum is 1.5"),
+        ({"mode": "exact", "quorum": 2}, "quorum=2 leaves out"),
+    ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         train(tmp_path, "alone", **options)
+
+
+@pytest.mark.parametrize(("path", "width"), [("shared-memory", 8), ("shared-memory", 20_000), ("network", 8)])
+def test_a_quorum_does_not_wait_for_who_is_late(path: str, width: int, tmp_path: Path) -> None:
+    """One of three does not come out of its first shard of step 1 before the others have begun step 5."""
+    there = tmp_path / "there"
+
+    def late(step: int, shard: int) -> None:
+        if (step, shard) == (1, 0):
+            wait_until(there.exists, "the others go on")
+
+    def other(step: int, shard: int) -> None:
+        if step == 5:
+            there.touch()
+
+    bodies = {
+        f"w{slot}.1": (
+            lambda w=slot, at=late if slot == 2 else other: train(
+                tmp_path, f"w{w}.1", epochs=3, width=width, at_step=at, quorum=2
+            )
+        )
+        for slot in range(3)
+    }
+    _, told = same_end(forked(bodies, path=path))  # type: ignore[arg-type]
+    sizes = [samples for _, _, _, samples, _ in told]
+    assert (
+        sum(sizes) == 3 * SAMPLES
+        and max(sizes[1:5]) < BATCH
+        and [number for number, *_ in told] == list(range(len(told)))
+    )
+
+
+def test_a_quorum_of_more_than_there_are_is_refused(tmp_path: Path) -> None:
+    outcomes = forked(lambda: train(tmp_path, "any", quorum=3), workers=2)
+    assert all("quorum=3 waits for more workers than the 2" in outcome.error for outcome in outcomes.values())

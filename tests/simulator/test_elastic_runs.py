@@ -1,4 +1,4 @@
-"""The elastic mode under schedules of failures: all members have the same weights, nothing counts twice; and mutants."""
+"""The elastic mode under schedules of failures: members have the same weights, nothing counts twice; and mutants."""
 
 from __future__ import annotations
 

@@ -39,6 +39,7 @@ class RunConfig:
     audit: float = 0.0  # the fraction of shards that two workers compute
     audit_every: int = 0  # the members' states are compared once in so many steps; 0: never
     mode: str = "exact"  # see MODES
+    quorum: int = 0  # elastic: a step waits for so many workers with shards; 0: for all
 
     def validate(self) -> RunConfig:
         for name in ("batch", "shards", "threads"):
@@ -67,6 +68,13 @@ class RunConfig:
     def _check_mode(self) -> None:
         if self.mode not in MODES:
             raise ConfigError(f"mode is {self.mode!r}", hint=f"mode is one of {', '.join(map(repr, MODES))}")
+        if not isinstance(self.quorum, int) or isinstance(self.quorum, bool) or self.quorum < 0:
+            raise ConfigError(f"quorum is {self.quorum!r}", hint="how many workers a step waits for, at least 1")
+        if self.quorum and self.mode != ELASTIC:
+            raise ConfigError(
+                f"quorum={self.quorum} leaves out the work of slow workers, and mode={self.mode!r} never does",
+                hint="join(mode='elastic', quorum=K), or leave out quorum",
+            )
         if self.mode == ELASTIC and self.non_finite == "rewind":
             raise ConfigError(
                 "non_finite='rewind' passes steps by their number, and in elastic mode that does not say which data",

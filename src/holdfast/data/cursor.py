@@ -84,7 +84,7 @@ class Cursor:
         return self._left[0] if self._left else self._next
 
     def _units(self) -> list[int]:
-        """What was left goes first. A step has units of one epoch only: nothing of the next begins before it is over."""
+        """What was left goes first. A step has units of one epoch only: the next begins when it is over."""
         end = (self.epoch + 1) * self._epoch_units
         fresh = range(self._next, min(end, self._next + self._shards - len(self._left)))
         return [*self._left, *fresh]

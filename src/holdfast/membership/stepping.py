@@ -150,6 +150,18 @@ class Stepping(ABC):
         needs_done = self.two_rounds and self.phase is Phase.REDUCING
         return ready and (not needs_done or member in self._done.get(step, set()))
 
+    def closes(self, quorum: int) -> bool:
+        """So many others have brought shards to the step that my loop still computes."""
+        if self.phase is not Phase.COMPUTING or self.next is None:
+            return False
+        return quorum <= sum(bool(ready.shards) for ready in self._ready.get(self.next, {}).values())
+
+    @property
+    def needs_state(self) -> bool:
+        """After the step that is being applied comes something that needs this worker's state, or another view."""
+        due = self._change_due or (self._save_due and self.checkpoints)
+        return bool(due or self._stop or self._leaving or self._lost)
+
     # ---- getting level
 
     def _report(self, former: tuple[str, ...]) -> Report:

@@ -6,7 +6,7 @@ belongs to the thread of the user's loop. `interrupted` is asked while bulk data
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -56,6 +56,11 @@ class Gradients:
             self.metrics = {}
         self._arena.set_stamp(view, step)  # before a slot is touched
         self.sums.begin(step, self._layout)
+
+    def record(self, metrics: Mapping[str, Mapping[int, float]]) -> None:
+        """The metrics of a shard that counts."""
+        for name, values in metrics.items():
+            self.metrics.setdefault(name, {}).update(values)
 
     def brings(self) -> tuple[int, ...]:
         """The shards of this step whose sums are here."""

@@ -28,6 +28,7 @@ from holdfast.run.loop import Loops, Run, check_optimizer
 from holdfast.run.memory import keep_freed_memory
 from holdfast.run.numerics import fingerprint, fix_arithmetic
 from holdfast.run.place import Place, path_of
+from holdfast.run.quorum import check_size, quorum_of
 from holdfast.run.worker import LeaveRequested
 from holdfast.state.snapshot import Holder, Stateful
 
@@ -58,6 +59,7 @@ def join(
     non_finite: str = "stop",
     spike: float = 0.0,
     mode: str = "exact",
+    quorum: int | None = None,
 ) -> Run:
     """Take part in the run that this process was started for; started by hand, be a run of one.
 
@@ -65,7 +67,8 @@ def join(
     same bits for any number of workers, whatever fails. `extras` are other things with a state_dict that change
     during training (scheduler, averaged model, gradient scaler): they travel to workers that join.
 
-    With mode="elastic" a step takes what the workers bring that are there: `batch` is that of a run at full size.
+    With mode="elastic" a step takes what the workers bring that are there: `batch` is that of a run at full size. With
+    `quorum=K` it waits for K of them.
 
     `checkpoint` is where checkpoints are kept, and found again when no worker is left: a directory, s3://…, hdfs://….
     """
@@ -91,6 +94,7 @@ def join(
         non_finite=non_finite,
         spike=spike,
         mode=mode,
+        quorum=quorum_of(quorum),
         **audited(environment, numerics),
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
@@ -103,6 +107,8 @@ def join(
     holder = Holder(model, optimizer, {**(extras or {}), LOOPS: loops}, buffers=exact.base_buffers)
     place = Place(environment, fingerprint())
     place.agree(config, numerics)
+    if config.quorum and environment and not environment.host:
+        check_size(config.quorum, place.ledger)
     _taken.update([environment.worker] if environment else [])
     worker, feed = place.build(config, exact, holder, saving)
     run = Run(

@@ -25,7 +25,8 @@ from holdfast.detection.heartbeat import Heartbeat, Pulse
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.modes.diverging import Losses
-from holdfast.modes.exact import Exact
+from holdfast.modes.exact import NOWHERE, Exact
+from holdfast.reduce.reduction import Kept
 from holdfast.run.guarding import Guard
 from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.run.reporting import Reporter
@@ -87,7 +88,7 @@ class Run:
         self._target = 0
         self._end: dict[str, Any] | None = None  # where the last loop ended
         self._open_shard: int | None = None
-        self._recorded: dict[str, dict[int, float]] = {}  # where the metrics of the open shard go
+        self._recorded: dict[str, dict[int, float]] = {}  # the metrics of the open shard
         self._current: Step | None = None
         self._loops = loops
         self._arrived: Snapshot | None = None  # the state that I came with, while I pass loops that were over before
@@ -157,7 +158,7 @@ class Run:
             self._arrived = None
         try:
             while True:
-                directive = self._pending or self._worker.advance()
+                directive = self._pending or self._worker.due() or self._worker.advance()
                 self._pending = None
                 assert isinstance(directive, m.Compute), directive
                 if self._loops.passed < self._loops.done or self._is_over(directive.step, count, epochs):
@@ -282,7 +283,7 @@ class Step:
 
     def __init__(self, run: Run, directive: m.Compute) -> None:
         self._run = run
-        self._directive: m.Compute | None = directive
+        self._directive = directive if not run._worker.has_closed(directive.step) else None
         self._begun = False
         self._complete = False
         self.skipped = False  # its update is not applied: every .grad is None when the loop over the shards has ended
@@ -325,12 +326,15 @@ class Step:
         while True:
             run._pulse.enter(Activity.WAITING, self.number)
             directive: m.Compute | m.Commit
-            if self._directive is not None:
+            missed = worker.missed(self.number)
+            if missed is not None:
+                directive = m.Commit(self.number, received=True)
+            elif self._directive is not None:
                 directive, self._directive = self._directive, None
             else:
                 directive = worker.advance()
             if isinstance(directive, m.Commit):
-                self._load(directive)
+                self._load(missed)
                 run._pulse.enter(Activity.SCRIPT, self.number)
                 return
             worker.begin(self.number)
@@ -341,31 +345,39 @@ class Step:
             counted = set(shards)
             for shard in (*shards, *self._there(worker.audits.missing(directive, worker.rewinding.passed))):
                 began = time.perf_counter()
-                run._pulse.enter(Activity.LOADING, self.number)
-                place = (self.number, shard) if self._places is None else self._places[shard]
-                batch = run._loader.get(*place)
-                run._pulse.enter(Activity.SHARD, self.number)
-                run._exact.before_shard()
-                seed_everything(derive_seed(run.plan.seed, *place))
-                run._open_shard = shard
-                run._recorded = worker.gradients.metrics if shard in counted else {}
-                try:
-                    yield batch
-                finally:
-                    run._open_shard = None
+                with worker.away(self.number):
+                    run._pulse.enter(Activity.LOADING, self.number)
+                    place = (self.number, shard) if self._places is None else self._places[shard]
+                    batch = run._loader.get(*place)
+                    run._pulse.enter(Activity.SHARD, self.number)
+                    run._exact.before_shard()
+                    seed_everything(derive_seed(run.plan.seed, *place))
+                    run._open_shard, run._recorded = shard, {}
+                    try:
+                        yield batch
+                    finally:
+                        run._open_shard = None
+                late = worker.has_closed(self.number)
                 sums = worker.gradients.sums if shard in counted else None
-                run._exact.after_shard(shard, worker.audits.collector(shard, sums, run._recorded))
+                collector = worker.audits.collector(shard, sums, run._recorded) if not late else NOWHERE
+                run._exact.after_shard(shard, collector)
                 if shard in counted:
                     durations_s.append(time.perf_counter() - began)
-            worker.computed(self.number, durations_s)
+                if late:
+                    worker.too_late(durations_s)
+                    break
+                if shard in counted:
+                    worker.gradients.record(run._recorded)
+            else:
+                worker.computed(self.number, durations_s)
 
     def _there(self, shards: tuple[int, ...]) -> tuple[int, ...]:
         """At the end of an elastic epoch a step has fewer shards than were handed out."""
         return shards if self._places is None else tuple(shard for shard in shards if shard < len(self._places))
 
-    def _load(self, directive: m.Commit) -> None:
+    def _load(self, missed: Kept | None) -> None:
         run = self._run
-        kept = run._worker.loaded(directive, run._guard.inspect)
+        kept = run._worker.loaded(self.number, run._guard.inspect, missed)
         self.samples = run.plan.batch if self.number not in run._worker.rewinding.passed else 0
         if kept.shards is not None and run._loops.cursor is not None:
             self._shards = kept.shards

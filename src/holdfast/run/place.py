@@ -6,6 +6,7 @@ import os
 import socket
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -48,6 +49,7 @@ from holdfast.run.mailbox import Mailbox
 from holdfast.run.meeting import Connected
 from holdfast.run.memory_desk import serve_memory
 from holdfast.run.numerics import check_fingerprint
+from holdfast.run.quorum import QuorumWorker
 from holdfast.run.recalling import Recaller
 from holdfast.run.rewinding import Rewinding
 from holdfast.run.snapshot_desk import SnapshotDesk
@@ -180,7 +182,8 @@ class Place:
         machine = self._machine(
             config, exact, holder, two_rounds=two_rounds, saves=isinstance(checkpoints, Checkpoints)
         )
-        worker = Worker(
+        kind = partial(QuorumWorker, quorum=config.quorum) if config.quorum else Worker
+        worker = kind(
             machine,
             keys=self.keys,
             host=self.host,

@@ -35,6 +35,7 @@ from holdfast.run.ledger_feed import LedgerFeed, LedgerNews
 from holdfast.run.mailbox import Mailbox
 from holdfast.run.meeting import Connected, Meeting, Unreachable
 from holdfast.run.pausing import Pauses
+from holdfast.run.punctual import Punctual
 from holdfast.run.rewinding import Rewinding
 from holdfast.run.snapshot_desk import SnapshotDesk
 from holdfast.state.snapshot import Holder, Snapshot
@@ -48,7 +49,7 @@ class LeaveRequested:
     pass
 
 
-class Worker:
+class Worker(Punctual):
     """Drives one machine. See the module."""
 
     def __init__(
@@ -141,7 +142,7 @@ class Worker:
         due = self._checkpoints.is_due(step + 1, first=view is None or view.members[0] == self.machine.me)
         pace = self._pace.took(durations_s)
         brings = self.gradients.brings() if self.machine.elastic else None
-        said = self.audits.said()
+        said = self.audits.said(step)
         self._queue.append(m.Computed(step, due, self._checkpoints.saving, pace, said=said, shards=brings))
 
     def save_last(self, step: int) -> None:
@@ -434,10 +435,10 @@ class Worker:
         self._feed.deregister()
         raise Stopped(end.reason)
 
-    def loaded(self, directive: m.Commit, inspect: Callable[[Kept], None]) -> Kept:
+    def loaded(self, step: int, inspect: Callable[[Kept], None], missed: Kept | None = None) -> Kept:
         """Put the step's mean into the model, and have it looked at. Evicted if its memory was used again meanwhile."""
-        kept = self.gradients.kept
-        assert kept is not None and kept.step == directive.step
+        kept = missed or self.gradients.kept
+        assert kept is not None and kept.step == step
         self._checkpoints.wait_copied()  # the script's lines for the step may change anything
         self._exact.load(kept)
         inspect(kept)
