@@ -84,7 +84,8 @@ def same_end(outcomes: Any) -> Any:
     for outcome in outcomes.values():
         if outcome.value is not None:
             outcome.value["all"] = outcome.value.pop("told")
-    assert not [one.error for one in outcomes.values() if one.error], outcomes
+    errors = "\n".join(one.error for one in outcomes.values() if one.error)
+    assert not errors, errors
     whole = max((one.value["all"] for one in outcomes.values() if one.value), key=len)
     for outcome in outcomes.values():
         if outcome.value is not None:

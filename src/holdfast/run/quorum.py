@@ -133,6 +133,7 @@ class QuorumWorker(Worker):
         if self.machine.needs_state or len(self._missed) >= BEHIND_MAX:
             return False  # the training thread will tell that the step is applied
         self._queue.append(m.Applied(kept.step))
+        self._drain()  # before the training thread asks whether the machine knows
         return True
 
 

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+CLOSE_S = 5.0
+
 
 class StandIn:
     """`act`: one round of what is to be done; False: nothing, this time. `wake`: end the wait of a round early."""
@@ -51,7 +53,7 @@ class StandIn:
             self._away = False
             self._word.notify_all()
         self._wake()
-        self._thread.join()
+        self._thread.join(CLOSE_S)  # it may be stuck with a peer; the process ends
 
     def _run(self) -> None:
         done = 0  # the absence in which nothing is left to do
