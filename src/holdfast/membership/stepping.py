@@ -53,6 +53,7 @@ class Stepping(ABC):
         self.checkpoints = checkpoints  # the run keeps some: who has no state may find it there
         self.shards = shards
         self.elastic = False  # a step takes what its members bring: see elastic.py
+        self.even = False  # the shares do not follow the paces: who is late is not waited for
         self.room = shards  # of the shards, so many are spread over this view's members
         self.digest = digest
         self.two_rounds = two_rounds
@@ -184,7 +185,7 @@ class Stepping(ABC):
             plan = self._plan = thinned(plan, self._reports, self.shards)
             self.room = room(self.shards, len(self.view.members), size_of(self._reports))
         paces = fill_in({member: self._reports[member].pace for member in self.view.members})
-        self.shares = divide(self.room, self.view.members, paces)
+        self.shares = divide(self.room, self.view.members, paces if not self.even else dict.fromkeys(paces, 1.0))
         if self.me in plan.evicted:
             return self._be_evicted(plan.evicted[self.me])
         if self.me in plan.fetches:
@@ -291,7 +292,7 @@ class Stepping(ABC):
         self._save_due = self._save_due and not any(message.saving for message in ready.values())
         self._stop = next((ready[member].stop for member in self.view.members if ready[member].stop), "")
         self.paces = {member: ready[member].pace for member in self.view.members}
-        better = rebalanced(self.shares, self.room, self.paces)
+        better = rebalanced(self.shares, self.room, self.paces) if not self.even else None
         if better is not None:
             self.shares = better
             self.moved += 1

@@ -230,6 +230,7 @@ class Place:
             timing=_timing(config),
             rules=audit_rules(config, exact.parameters),
             elastic=config.mode == ELASTIC,
+            even=config.quorum > 0,
         )
 
     def _memory_root(self) -> Path | None:

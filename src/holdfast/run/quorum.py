@@ -9,7 +9,7 @@ own lines, as steps without batches, and is level.
 
 The machine is told that a step is applied when its mean is put by; the state follows. Therefore the stand-in stops
 where the state itself is needed: at a checkpoint, at a change of the view, at the end. There all wait for the late one,
-as they do when it is BEHIND_MAX steps behind.
+as they do when it is too far behind.
 
 Everything here belongs to whoever has the word: the training thread, or its stand-in while that is in a shard.
 """
@@ -33,7 +33,9 @@ from holdfast.reduce.reduction import Kept
 from holdfast.run.standing_in import StandIn
 from holdfast.run.worker import Worker
 
-BEHIND_MAX = 8  # each step that a worker is behind costs it the memory of one gradient
+BEHIND_MAX = 64  # steps; each that a worker is behind costs it the memory of one gradient ...
+BEHIND_BYTES_MAX = 1 << 30  # ... of which it keeps no more than this, ...
+BEHIND_MIN = 4  # ... but so many however large they are
 
 
 class QuorumWorker(Worker):
@@ -130,11 +132,15 @@ class QuorumWorker(Worker):
             return False
         self._missed.append(copy)
         self._directive = None
-        if self.machine.needs_state or len(self._missed) >= BEHIND_MAX:
+        if self.machine.needs_state or len(self._missed) >= self._behind_max(kept.memory.numel()):
             return False  # the training thread will tell that the step is applied
         self._queue.append(m.Applied(kept.step))
         self._drain()  # before the training thread asks whether the machine knows
         return True
+
+    @staticmethod
+    def _behind_max(size_bytes: int) -> int:
+        return max(BEHIND_MIN, min(BEHIND_MAX, BEHIND_BYTES_MAX // max(1, size_bytes)))
 
 
 def check_size(quorum: int, ledger: Ledger) -> None:
