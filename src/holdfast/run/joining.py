@@ -28,7 +28,7 @@ from holdfast.run.loop import Loops, Run, check_optimizer
 from holdfast.run.memory import keep_freed_memory
 from holdfast.run.numerics import fingerprint, fix_arithmetic
 from holdfast.run.place import Place, path_of
-from holdfast.run.quorum import check_size, quorum_of
+from holdfast.run.quorum import moded
 from holdfast.run.worker import LeaveRequested
 from holdfast.state.snapshot import Holder, Stateful
 
@@ -66,10 +66,7 @@ def join(
     A step takes `batch` samples in `shards` equal shards. With the same seed, batch and shards the weights are the
     same bits for any number of workers, whatever fails. `extras` are other things with a state_dict that change
     during training (scheduler, averaged model, gradient scaler): they travel to workers that join.
-
-    With mode="elastic" a step takes what the workers bring that are there: `batch` is that of a run at full size. With
-    `quorum=K` it waits for K of them.
-
+    With mode="elastic" a step takes what the workers bring that are there; with `quorum`, K of them.
     `checkpoint` is where checkpoints are kept, and found again when no worker is left: a directory, s3://…, hdfs://….
     """
     environment = WorkerEnvironment.from_variables()
@@ -93,22 +90,16 @@ def join(
         checkpoint="" if saving.own else saving.uri,
         non_finite=non_finite,
         spike=spike,
-        mode=mode,
-        quorum=quorum_of(quorum),
         **audited(environment, numerics),
+        **moded(mode, quorum),
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)
-    _check_once(environment)
-    fix_arithmetic(threads)
-    keep_freed_memory()
-    wake_scalers(model, extras or {})
+    _prepare(model, extras or {}, threads, environment)
     loops = Loops(Losses(spike), Cursor(shards, plan.steps_per_epoch) if mode == ELASTIC else None)
     holder = Holder(model, optimizer, {**(extras or {}), LOOPS: loops}, buffers=exact.base_buffers)
     place = Place(environment, fingerprint())
     place.agree(config, numerics)
-    if config.quorum and environment and not environment.host:
-        check_size(config.quorum, place.ledger)
     _taken.update([environment.worker] if environment else [])
     worker, feed = place.build(config, exact, holder, saving)
     run = Run(
@@ -136,6 +127,15 @@ def _check_kinds(model: Any, optimizer: Any, numerics: str) -> None:
         )
     if numerics not in NUMERICS:
         raise ConfigError(f"numerics is {numerics!r}", hint=f"numerics is one of {', '.join(map(repr, NUMERICS))}")
+
+
+def _prepare(
+    model: torch.nn.Module, extras: Mapping[str, Stateful], threads: int, environment: WorkerEnvironment | None
+) -> None:
+    _check_once(environment)
+    fix_arithmetic(threads)
+    keep_freed_memory()
+    wake_scalers(model, extras)
 
 
 def _check_once(environment: WorkerEnvironment | None) -> None:

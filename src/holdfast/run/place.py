@@ -6,6 +6,7 @@ import os
 import socket
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -49,7 +50,7 @@ from holdfast.run.mailbox import Mailbox
 from holdfast.run.meeting import Connected
 from holdfast.run.memory_desk import serve_memory
 from holdfast.run.numerics import check_fingerprint
-from holdfast.run.quorum import QuorumWorker
+from holdfast.run.quorum import QuorumWorker, check_size
 from holdfast.run.recalling import Recaller
 from holdfast.run.rewinding import Rewinding
 from holdfast.run.snapshot_desk import SnapshotDesk
@@ -77,6 +78,10 @@ def path_of(environment: WorkerEnvironment | None) -> str:
 def _timing(config: RunConfig) -> Timing:
     """Who may still train without the ledger is not given up: see docs/decisions/0006."""
     return Timing(abandon_s=config.outage_s + ABANDON_MARGIN_S) if config.outage_s else Timing()
+
+
+def _kind(config: RunConfig) -> Callable[..., Worker]:
+    return partial(QuorumWorker, quorum=config.quorum) if config.quorum else Worker
 
 
 class Place:
@@ -128,6 +133,8 @@ class Place:
                     told = True
         if told:
             self.events.write("ledger_up")
+        if config.quorum and self.environment is not None and not self.environment.host:
+            check_size(config.quorum, self.ledger)
 
     def _agree(self, config: RunConfig, numerics: str) -> None:
         if self.ledger.compare_and_set(KEY_CONFIG, config.encode(), expected=0) is None:
@@ -182,8 +189,7 @@ class Place:
         machine = self._machine(
             config, exact, holder, two_rounds=two_rounds, saves=isinstance(checkpoints, Checkpoints)
         )
-        kind = partial(QuorumWorker, quorum=config.quorum) if config.quorum else Worker
-        worker = kind(
+        worker = _kind(config)(
             machine,
             keys=self.keys,
             host=self.host,
@@ -215,8 +221,7 @@ class Place:
                 doubts=config.non_finite != "ignore",
             ),
         )
-        worker.gradients.passed = rewinding.passed
-        worker.gradients.elastic = machine.elastic
+        worker.gradients.passed, worker.gradients.elastic = rewinding.passed, machine.elastic
         feed.start()
         return worker, feed
 

@@ -153,10 +153,8 @@ def check_size(quorum: int, ledger: Ledger) -> None:
         )
 
 
-def quorum_of(quorum: int | None) -> int:
-    """As the run's settings have it, where 0 is none: so nobody may ask for 0."""
-    if quorum is None:
-        return 0
-    if type(quorum) is not int or quorum < 1:
+def moded(mode: str, quorum: int | None) -> dict[str, Any]:
+    """As the run's settings have it, where a quorum of 0 is none: so nobody may ask for 0."""
+    if quorum is not None and (type(quorum) is not int or quorum < 1):
         raise ConfigError(f"quorum is {quorum!r}", hint="how many workers a step waits for, at least 1")
-    return quorum
+    return {"mode": mode, "quorum": quorum or 0}
