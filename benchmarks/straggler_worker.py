@@ -46,6 +46,8 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=10.0, metavar="S", help="... every so many seconds")
     parser.add_argument("--freeze", action="store_true", help="its whole process pauses: SIGSTOP, and SIGCONT")
     parser.add_argument("--from-step", type=int, default=0)
+    parser.add_argument("--mode", default="exact")
+    parser.add_argument("--quorum", type=int)
     args = parser.parse_args()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
@@ -53,9 +55,11 @@ def main() -> None:
     x = torch.randn(SAMPLES, WIDTH, generator=generator)
     dataset = TensorDataset(x, torch.randint(CLASSES, (SAMPLES,), generator=generator))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    run = holdfast.join(model, optimizer, dataset, batch=2 * args.shards, shards=args.shards, seed=0)
+    batch, mode = 2 * args.shards, {"mode": args.mode, "quorum": args.quorum}
+    run = holdfast.join(model, optimizer, dataset, batch=batch, shards=args.shards, seed=0, **mode)
     straggles = bool(args.slow) and run.id.startswith(f"{args.slow}.")
     ends: dict[int, float] = {}
+    samples: dict[int, int] = {}
     paused_at = 0.0
     for step in run.steps(args.steps):
         disturbed = straggles and step.number >= args.from_step
@@ -68,8 +72,8 @@ def main() -> None:
             time.sleep(args.shard_s * (args.times if disturbed else 1.0))
             F.cross_entropy(model(x), y).backward()
         run.optimizer.step()
-        ends[step.number] = time.monotonic()
-    left = {"ends": ends, "digest": run.digest()}
+        ends[step.number], samples[step.number] = time.monotonic(), step.samples
+    left = {"ends": ends, "samples": samples, "digest": run.digest()}
     (args.out / f"{run.id}.json").write_text(json.dumps(left))
 
 

@@ -14,6 +14,8 @@ LAST = ("drop", "pad")
 NUMERICS = ("refuse", "warn")
 NON_FINITE = ("stop", "ignore", "skip", "rewind")
 CHANGEABLE = ("non_finite", "spike")  # between two starts of a run, while nobody is in it
+ELASTIC = "elastic"
+MODES = ("exact", ELASTIC)
 PATHS = ("host", "hosts", "network")  # gradients travel through one host's memory, also between hosts, over TCP alone
 
 
@@ -36,6 +38,8 @@ class RunConfig:
     spike: float = 0.0  # a loss that many times the usual is treated as one that is not finite; 0: none is
     audit: float = 0.0  # the fraction of shards that two workers compute
     audit_every: int = 0  # the members' states are compared once in so many steps; 0: never
+    mode: str = "exact"  # see MODES
+    quorum: int = 0  # elastic: a step waits for so many workers with shards; 0: for all
 
     def validate(self) -> RunConfig:
         for name in ("batch", "shards", "threads"):
@@ -58,7 +62,24 @@ class RunConfig:
             raise ConfigError(f"path is {self.path!r}", hint=f"path is one of {', '.join(map(repr, PATHS))}")
         self._check_diverging()
         self._check_audits()
+        self._check_mode()
         return self
+
+    def _check_mode(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(f"mode is {self.mode!r}", hint=f"mode is one of {', '.join(map(repr, MODES))}")
+        if not isinstance(self.quorum, int) or isinstance(self.quorum, bool) or self.quorum < 0:
+            raise ConfigError(f"quorum is {self.quorum!r}", hint="how many workers a step waits for, at least 1")
+        if self.quorum and self.mode != ELASTIC:
+            raise ConfigError(
+                f"quorum={self.quorum} leaves out the work of slow workers, and mode={self.mode!r} never does",
+                hint="join(mode='elastic', quorum=K), or leave out quorum",
+            )
+        if self.mode == ELASTIC and self.non_finite == "rewind":
+            raise ConfigError(
+                "non_finite='rewind' passes steps by their number, and in elastic mode that does not say which data",
+                hint="join(mode='elastic', non_finite='skip') leaves out the update of such a step",
+            )
 
     def _check_audits(self) -> None:
         if not 0 <= self.audit <= 1:

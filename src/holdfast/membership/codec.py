@@ -51,6 +51,8 @@ def encode(message: Message, note: Any = None) -> bytes:
             fields["o"] = True
         if message.pace:
             fields["p"] = message.pace
+        if message.size:
+            fields["z"] = message.size
     body = _dumps(fields).encode()
     return LENGTH.pack(len(body)) + body
 
@@ -80,7 +82,7 @@ def decode(body: bytes | bytearray | memoryview) -> tuple[Message, Any]:
         former = _names(fields.get("f", []))
         kept, searched = bool(fields.get("k")), bool(fields.get("o"))
         digest = str(fields.get("d", ""))
-        return Report(position, _shards(fields), kept, digest, former, searched, _pace(fields)), None
+        return Report(position, _shards(fields), kept, digest, former, searched, _pace(fields), _size(fields)), None
     raise ProtocolError(f"a peer sent a message of unknown kind {str(kind)[:40]!r}")
 
 
@@ -103,6 +105,13 @@ def _mark(fields: dict[str, Any]) -> int:
     if type(mark) is not int or not 0 <= mark < MARKS:
         raise ProtocolError(f"a peer sent {str(mark)[:40]!r} for a save's mark")
     return mark
+
+
+def _size(fields: dict[str, Any]) -> int:
+    size = fields.get("z", 0)
+    if type(size) is not int or not 0 <= size < SHARDS_MAX:
+        raise ProtocolError(f"a peer sent {str(size)[:40]!r} for the run's size")
+    return size
 
 
 def _said(fields: dict[str, Any]) -> Said:

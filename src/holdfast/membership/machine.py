@@ -66,8 +66,11 @@ class Machine(Returning):
         checkpoints: bool = False,
         timing: Timing | None = None,
         rules: Rules | None = None,
+        elastic: bool = False,
+        even: bool = False,
     ) -> None:
         super().__init__(me, shards=shards, digest=digest, two_rounds=two_rounds, checkpoints=checkpoints, rules=rules)
+        self.elastic, self.even = elastic, even
         self.timing = timing or Timing()
         self._knocking = Knocking(self.timing)
         self._resting = Resting(self.timing)

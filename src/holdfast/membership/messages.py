@@ -75,7 +75,10 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The user's loop is through with the shards it was given. What is beside the step: as in Ready."""
+    """The user's loop is through with the shards it was given. What is beside the step: as in Ready.
+
+    `shards`: elastic: those of this step whose sums are there, whatever it was given.
+    """
 
     step: int
     save: bool = False
@@ -83,6 +86,7 @@ class Computed:
     pace: float = 0.0
     said: Said = NOTHING
     mark: int = 0
+    shards: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from holdfast.core.words import View
 from holdfast.membership.auditing import Auditing, Finding, Rules
 from holdfast.membership.balance import divide, fill_in, rebalanced
+from holdfast.membership.elastic import room, size_of, thinned
 from holdfast.membership.messages import (
     MARKS,
     Accuse,
@@ -54,6 +55,9 @@ class Stepping(ABC):
         self.me = me
         self.checkpoints = checkpoints  # the run keeps some: who has no state may find it there
         self.shards = shards
+        self.elastic = False  # a step takes what its members bring: see elastic.py
+        self.even = False  # the shares do not follow the paces: who is late is not waited for
+        self.room = shards  # of the shards, so many are spread over this view's members
         self.digest = digest
         self.two_rounds = two_rounds
         self.phase = Phase.WAITING
@@ -170,13 +174,26 @@ class Stepping(ABC):
         needs_done = self.two_rounds and self.phase is Phase.REDUCING
         return ready and (not needs_done or member in self._done.get(step, set()))
 
+    def closes(self, quorum: int) -> bool:
+        """So many others have brought shards to the step that my loop still computes."""
+        if self.phase is not Phase.COMPUTING or self.next is None:
+            return False
+        return quorum <= sum(bool(ready.shards) for ready in self._ready.get(self.next, {}).values())
+
+    @property
+    def needs_state(self) -> bool:
+        """After the step that is being applied comes something that needs this worker's state, or another view."""
+        due = self._change_due or (self._save_due and self.checkpoints)
+        return bool(due or self._stop or self._leaving or self._lost)
+
     # ---- getting level
 
     def _report(self, former: tuple[str, ...]) -> Report:
+        size = self.ledger.size if self.elastic else 0
         if self.next is None:
-            return Report(None, digest=self.digest, former=former, searched=self._searched, pace=self._pace)
+            return Report(None, (), False, self.digest, former, self._searched, self._pace, size)
         kept = self.kept is not None and self.kept == self.next - 1
-        return Report(self.next, tuple(sorted(self.held)), kept, former=former, pace=self._pace)
+        return Report(self.next, tuple(sorted(self.held)), kept, former=former, pace=self._pace, size=size)
 
     def _reconcile_if_complete(self, now: float) -> list[Effect]:
         assert self.view is not None
@@ -189,8 +206,11 @@ class Stepping(ABC):
         before, self._formed, self._formed_members = self._formed, self.view.number, frozenset(self.view.members)
         self._came_together()
         plan = self._plan = reconcile(self.view, self._reports, self.shards)
+        if self.elastic:
+            plan = self._plan = thinned(plan, self._reports, self.shards)
+            self.room = room(self.shards, len(self.view.members), size_of(self._reports))
         paces = fill_in({member: self._reports[member].pace for member in self.view.members})
-        self.shares = divide(self.shards, self.view.members, paces)
+        self.shares = divide(self.room, self.view.members, paces if not self.even else dict.fromkeys(paces, 1.0))
         if self.me in plan.evicted:
             return self._be_evicted(plan.evicted[self.me])
         if self.me in plan.fetches:
@@ -264,6 +284,8 @@ class Stepping(ABC):
         if self.phase is not Phase.COMPUTING:
             return []
         assert event.step == self.next
+        if event.shards is not None:
+            self.assigned = event.shards
         self.held = frozenset(self.assigned)
         self._go(Phase.GATHERING)
         self._pace = event.pace or self._pace
@@ -283,7 +305,9 @@ class Stepping(ABC):
             return []
         brought = tuple((member, ready[member].shards) for member in self.view.members)
         count = sum(len(shards) for _, shards in brought)
-        if count != self.shards or len({shard for _, shards in brought for shard in shards}) != count:
+        if (count != self.shards and not self.elastic) or len(
+            {shard for _, shards in brought for shard in shards}
+        ) != count:
             return [*self._break(f"step {self.next} is not covered exactly once: {brought}", now)]
         finding = self.audits.judge(self.next, self.view.members, {one: ready[one].said for one in self.view.members})
         if finding is not None:
@@ -295,7 +319,7 @@ class Stepping(ABC):
         self._save_mark = sum(message.mark for message in ready.values()) % MARKS
         self._stop = next((ready[member].stop for member in self.view.members if ready[member].stop), "")
         self.paces = {member: ready[member].pace for member in self.view.members}
-        better = rebalanced(self.shares, self.shards, self.paces)
+        better = rebalanced(self.shares, self.room, self.paces) if not self.even else None
         if better is not None:
             self.shares = better
             self.moved += 1

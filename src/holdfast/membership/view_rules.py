@@ -95,6 +95,7 @@ class Report:
     former: tuple[str, ...] = ()  # who took part once, was left out, and is not known to have ended
     searched: bool = False  # it has looked for a checkpoint, and there is none
     pace: float = 0.0  # seconds that a shard takes it; 0: not known yet
+    size: int = 0  # elastic: how many workers the run is meant to have, as it has heard
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,16 @@ class Collector(Protocol):
     def add(self, shard: int, tensors: Sequence[torch.Tensor | None], present: Iterable[int]) -> None: ...
 
 
+class Nowhere:
+    """For a shard that came too late: nobody waited for it."""
+
+    def add(self, shard: int, tensors: Sequence[torch.Tensor | None], present: Iterable[int]) -> None:
+        pass
+
+
+NOWHERE = Nowhere()
+
+
 class Exact:
     """Collects and loads. Belongs to the thread that runs the user's loop."""
 

@@ -18,8 +18,8 @@ Operation = tuple[int, int, int]  # registers: left, right, where the sum goes
 
 
 @lru_cache(maxsize=256)
-def program(shards: int, nodes: tuple[Range, ...]) -> tuple[tuple[Operation, ...], int]:
-    """The additions that sum `nodes`, as a list; and how many temporary registers they need.
+def program(shards: int, nodes: tuple[Range, ...], *, partial: bool = False) -> tuple[tuple[Operation, ...], int]:
+    """The additions that sum `nodes`, as a list; and how many temporary registers they need. `partial`: see Tree.
 
     Registers 0..len(nodes)-1 are the nodes; then come temporaries. The last operation writes the sum.
     """
@@ -42,18 +42,20 @@ def program(shards: int, nodes: tuple[Range, ...]) -> tuple[tuple[Operation, ...
         operations.append((left, right, target))
         return target
 
-    emit(tree_over(shards).expression(nodes))
+    emit(tree_over(shards).expression(nodes, partial=partial))
     return tuple(operations), highest - count
 
 
 def mean_into(
     out: torch.Tensor, operands: Sequence[torch.Tensor], nodes: tuple[Range, ...], shards: int, start: int, stop: int
 ) -> None:
-    """out[start:stop] = the canonical sum of the operands there, divided by the number of shards.
+    """out[start:stop] = the canonical sum of the operands there, divided by the number of shards that are in it.
 
-    `out` may be one of the operands: an element is written after it was read for the last time.
+    That it is all of them is checked by whoever must have them all. `out` may be one of the operands: an element is
+    written after it was read for the last time.
     """
-    _add_into(out, operands, nodes, shards, shards, start, stop)
+    count = sum(high - low for low, high in nodes)
+    _add_into(out, operands, nodes, shards, count, start, stop, partial=count < shards)
 
 
 def sum_into(out: torch.Tensor, operands: Sequence[torch.Tensor], nodes: Sequence[Range], node: Range) -> None:
@@ -74,8 +76,10 @@ def _add_into(
     divisor: int,
     start: int,
     stop: int,
+    *,
+    partial: bool = False,
 ) -> None:
-    operations, temporaries = program(shards, nodes)
+    operations, temporaries = program(shards, nodes, partial=partial)
     count = len(nodes)
     chunk = min(CHUNK_ELEMENTS, max(1, stop - start))
     spare = [torch.empty(chunk, dtype=out.dtype) for _ in range(temporaries)]

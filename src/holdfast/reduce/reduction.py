@@ -67,10 +67,12 @@ class Kept:
     present: frozenset[int]
     metrics: Mapping[str, float]
     is_intact: Callable[[], bool]  # False: the memory was used for a later step meanwhile
+    shards: tuple[int, ...] | None = None  # elastic: those that it is the mean of
 
     def note(self) -> dict[str, Any]:
         """What a member that is sent the memory must know besides."""
-        return {"bulk": 1, "p": sorted(self.present), "m": dict(self.metrics)}
+        note: dict[str, Any] = {"bulk": 1, "p": sorted(self.present), "m": dict(self.metrics)}
+        return note if self.shards is None else {**note, "v": list(self.shards)}
 
     @classmethod
     def received(cls, step: int, layout: Layout, memory: torch.Tensor, note: Any) -> Kept:
@@ -78,9 +80,10 @@ class Kept:
         try:
             present = frozenset(map(int, note["p"]))
             metrics = {str(name): float(value) for name, value in note["m"].items()}
+            shards = tuple(map(int, note["v"])) if "v" in note else None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError("a peer's note on a result makes no sense") from error
-        return cls(step, layout, memory, present, metrics, lambda: True)
+        return cls(step, layout, memory, present, metrics, lambda: True, shards)
 
 
 class Path(Protocol):

@@ -42,23 +42,33 @@ class Tree:
         """The fewest nodes that together are exactly these shards, in order."""
         return _cover(self.shards, tuple(shards))
 
-    def expression(self, nodes: Sequence[Range]) -> Expression:
-        """How to add these nodes, which must cover every shard once, up to the root."""
+    def expression(self, nodes: Sequence[Range], *, partial: bool = False) -> Expression:
+        """How to add these nodes, which must cover every shard once, up to the root.
+
+        `partial`: shards may be missing. The rest is added in the same order, with what is missing cut out of the tree.
+        """
         positions = {node: position for position, node in enumerate(nodes)}
         assert len(positions) == len(nodes), f"a node is there twice: {nodes}"
         used: list[int] = []
-        result = self._expression(self.root, positions, used)
+        result = self._expression(self.root, positions, used, partial)
         assert len(used) == len(nodes), f"nodes overlap: {nodes}"
+        assert result is not None, "every shard is missing"
         return result
 
-    def _expression(self, node: Range, positions: Mapping[Range, int], used: list[int]) -> Expression:
+    def _expression(
+        self, node: Range, positions: Mapping[Range, int], used: list[int], partial: bool
+    ) -> Expression | None:
         position = positions.get(node)
         if position is not None:
             used.append(position)
             return position
-        assert node[1] - node[0] > 1, f"shard {node[0]} is missing"
-        left, right = split(node)
-        return self._expression(left, positions, used), self._expression(right, positions, used)
+        if node[1] - node[0] == 1:
+            assert partial, f"shard {node[0]} is missing"
+            return None
+        left, right = (self._expression(half, positions, used, partial) for half in split(node))
+        if left is None or right is None:
+            return right if left is None else left
+        return left, right
 
 
 @lru_cache(maxsize=64)

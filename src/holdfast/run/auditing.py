@@ -19,7 +19,7 @@ from holdfast.core.words import KEY_LIARS, encode_json, host_of
 from holdfast.events import EventLog
 from holdfast.launch.environment import WorkerEnvironment
 from holdfast.membership import messages as m
-from holdfast.membership.auditing import Auditing, Finding, Rules, Said
+from holdfast.membership.auditing import NOTHING, Auditing, Finding, Rules, Said
 from holdfast.modes.exact import Collector
 from holdfast.reduce.sums import Sums
 from holdfast.run.ledger_feed import LedgerFeed
@@ -89,7 +89,9 @@ class Audits:
             return sums
         return _Tap(self._shards, sums, metrics)
 
-    def said(self) -> Said:
+    def said(self, step: int) -> Said:
+        if step != self._step:
+            return NOTHING  # of a step that this worker's loop has not come to
         return Said(tuple(sorted(self._shards.items())), self._state)
 
     def accuse(self, finding: Finding, members: Sequence[str]) -> None:

@@ -6,11 +6,12 @@ belongs to the thread of the user's loop. `interrupted` is asked while bulk data
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from holdfast.core.errors import ProtocolError
 from holdfast.membership import messages as m
 from holdfast.membership.codec import encode
 from holdfast.modes.exact import Exact
@@ -30,6 +31,7 @@ class Gradients:
     def __init__(self, me: str, *, shards: int, arena: Arena, sums: Sums, exact: Exact, kind: str, small: bool) -> None:
         self.kind = kind
         self.passed: frozenset[int] = frozenset()  # steps to which nobody brings anything
+        self.elastic = False  # a step may have fewer shards
         self.sums = sums
         self.kept: Kept | None = None
         self.metrics: dict[str, dict[int, float]] = {}  # of my shards of this step: name -> shard -> value
@@ -55,6 +57,15 @@ class Gradients:
         self._arena.set_stamp(view, step)  # before a slot is touched
         self.sums.begin(step, self._layout)
 
+    def record(self, metrics: Mapping[str, Mapping[int, float]]) -> None:
+        """The metrics of a shard that counts."""
+        for name, values in metrics.items():
+            self.metrics.setdefault(name, {}).update(values)
+
+    def brings(self) -> tuple[int, ...]:
+        """The shards of this step whose sums are here."""
+        return tuple(shard for node, _ in self.sums.nodes() for shard in range(*node))
+
     def say_ready(self, group: Group, message: m.Ready, interrupted: Callable[[], str]) -> list[Gone]:
         """To all, with what I bring; where bulk data follows on the connection, with a mark that it does."""
         brought = bring(self.sums, self.metrics)
@@ -75,13 +86,16 @@ class Gradients:
         assert layout is not None
         notes = self._notes.pop(effect.step)
         path = self._path_in(group, interrupted)
-        if effect.step in self.passed:
+        count = sum(len(brought) for _, brought in effect.shards)
+        shards = tuple(sorted(one for _, brought in effect.shards for one in brought)) if self.elastic else None
+        if effect.step in self.passed or not count:
             nothing = torch.zeros(layout.slot_bytes, dtype=torch.uint8)
-            self.kept = Kept(effect.step, layout, nothing, frozenset(), {}, lambda: True)
+            self.kept = Kept(effect.step, layout, nothing, frozenset(), {}, lambda: True, shards)
             return path.bulk
+        assert self.elastic or count == self._shards, f"step {effect.step} has the shards {effect.shards}"
         check_coverage(self.sums.tree, effect.shards, notes)
         memory, is_intact = path.reduce(effect.step, layout, group.view.members, notes)
-        self.kept = Kept(effect.step, layout, memory, present_in(layout, notes), mean_metrics(notes), is_intact)
+        self.kept = Kept(effect.step, layout, memory, present_in(layout, notes), mean_metrics(notes), is_intact, shards)
         return path.bulk
 
     def give(self, group: Group, effect: m.Give, interrupted: Callable[[], str]) -> bool:
@@ -102,6 +116,9 @@ class Gradients:
         memory = torch.empty(layout.slot_bytes, dtype=torch.uint8)
         data: memoryview = memory.numpy().data
         kept = Kept.received(message.step, layout, memory, note)
+        known = kept.shards is not None and all(0 <= shard < self._shards for shard in kept.shards)
+        if known != self.elastic:
+            raise ProtocolError(f"a peer sent a mean of the shards {str(kept.shards)[:40]}")
         group.exchange([], [(peer, [data])], interrupted=interrupted)
         self.kept = kept
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from holdfast.checkpoint.settings import CheckpointSettings
-from holdfast.core.config import NUMERICS, RunConfig
+from holdfast.core.config import ELASTIC, NUMERICS, RunConfig
 from holdfast.core.errors import ConfigError
+from holdfast.data.cursor import Cursor
 from holdfast.data.loader import ShardLoader
 from holdfast.data.shards import ShardPlan
 from holdfast.launch.environment import WorkerEnvironment
@@ -27,6 +28,7 @@ from holdfast.run.loop import Loops, Run, check_optimizer
 from holdfast.run.memory import keep_freed_memory
 from holdfast.run.numerics import fingerprint, fix_arithmetic
 from holdfast.run.place import Place, path_of
+from holdfast.run.quorum import moded
 from holdfast.run.worker import LeaveRequested
 from holdfast.state.snapshot import Holder, Stateful
 
@@ -56,13 +58,15 @@ def join(
     numerics: str = "refuse",
     non_finite: str = "stop",
     spike: float = 0.0,
+    mode: str = "exact",
+    quorum: int | None = None,
 ) -> Run:
     """Take part in the run that this process was started for; started by hand, be a run of one.
 
     A step takes `batch` samples in `shards` equal shards. With the same seed, batch and shards the weights are the
     same bits for any number of workers, whatever fails. `extras` are other things with a state_dict that change
     during training (scheduler, averaged model, gradient scaler): they travel to workers that join.
-
+    With mode="elastic" a step takes what the workers bring that are there; with `quorum`, K of them.
     `checkpoint` is where checkpoints are kept, and found again when no worker is left: a directory, s3://…, hdfs://….
     """
     environment = WorkerEnvironment.from_variables()
@@ -87,14 +91,12 @@ def join(
         non_finite=non_finite,
         spike=spike,
         **audited(environment, numerics),
+        **moded(mode, quorum),
     ).validate()
     plan = ShardPlan(config.length, batch, shards, seed, last, shuffle).validate()  # type: ignore[arg-type]
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)
-    _check_once(environment)
-    fix_arithmetic(threads)
-    keep_freed_memory()
-    wake_scalers(model, extras or {})
-    loops = Loops(Losses(spike))
+    _prepare(model, extras or {}, threads, environment)
+    loops = Loops(Losses(spike), Cursor(shards, plan.steps_per_epoch) if mode == ELASTIC else None)
     holder = Holder(model, optimizer, {**(extras or {}), LOOPS: loops}, buffers=exact.base_buffers)
     place = Place(environment, fingerprint())
     place.agree(config, numerics)
@@ -125,6 +127,15 @@ def _check_kinds(model: Any, optimizer: Any, numerics: str) -> None:
         )
     if numerics not in NUMERICS:
         raise ConfigError(f"numerics is {numerics!r}", hint=f"numerics is one of {', '.join(map(repr, NUMERICS))}")
+
+
+def _prepare(
+    model: torch.nn.Module, extras: Mapping[str, Stateful], threads: int, environment: WorkerEnvironment | None
+) -> None:
+    _check_once(environment)
+    fix_arithmetic(threads)
+    keep_freed_memory()
+    wake_scalers(model, extras)
 
 
 def _check_once(environment: WorkerEnvironment | None) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from holdfast.core.errors import ConfigError, Evicted
 from holdfast.core.words import KEY_DONE, encode_json
+from holdfast.data.cursor import Cursor
 from holdfast.data.loader import ShardLoader
 from holdfast.data.seeding import derive_seed, seed_everything
 from holdfast.data.shards import ShardPlan
@@ -24,7 +25,8 @@ from holdfast.detection.heartbeat import Heartbeat, Pulse
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.modes.diverging import Losses
-from holdfast.modes.exact import Exact
+from holdfast.modes.exact import NOWHERE, Exact
+from holdfast.reduce.reduction import Kept
 from holdfast.run.guarding import Guard
 from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.run.reporting import Reporter
@@ -37,17 +39,20 @@ class Loops:
     """How many loops over steps the script has been through. Travels with the snapshot: a joiner must know which of
     them, and of the lines between them, are in the state that it was given."""
 
-    def __init__(self, losses: Losses) -> None:
+    def __init__(self, losses: Losses, cursor: Cursor | None = None) -> None:
         self.done = 0  # by the state's account
         self.passed = 0  # by this process
         self.losses = losses  # of the last steps: they travel with the same part of the snapshot
+        self.cursor = cursor  # elastic: and so does where the run is in its data
 
     def state_dict(self) -> dict[str, Any]:
-        return {"done": self.done, **self.losses.state()}
+        return {"done": self.done, **self.losses.state(), **(self.cursor.state() if self.cursor else {})}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self.done = int(state_dict["done"])
         self.losses.load(state_dict)
+        if self.cursor is not None:
+            self.cursor.load(state_dict)
 
 
 class Run:
@@ -83,12 +88,12 @@ class Run:
         self._target = 0
         self._end: dict[str, Any] | None = None  # where the last loop ended
         self._open_shard: int | None = None
-        self._recorded: dict[str, dict[int, float]] = {}  # where the metrics of the open shard go
+        self._recorded: dict[str, dict[int, float]] = {}  # the metrics of the open shard
         self._current: Step | None = None
         self._loops = loops
         self._arrived: Snapshot | None = None  # the state that I came with, while I pass loops that were over before
         self._optimizer_parameters = check_optimizer(optimizer, exact)
-        self._reporter = Reporter(events, worker.machine, batch=plan.batch)
+        self._reporter = Reporter(events, worker.machine)
         self._pulse = Pulse()
         self._heart: Heartbeat | None = None
         optimizer.register_step_pre_hook(self._check_optimizer_call)
@@ -123,6 +128,8 @@ class Run:
         """Steps until `count` epochs are over."""
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             raise ConfigError(f"epochs({count!r})", hint="give a whole number of epochs")
+        if self._loops.cursor is not None:
+            return self._steps(0, epochs=count)
         return self.steps(count * self.plan.steps_per_epoch)
 
     def steps(self, count: int) -> Iterator[Step]:
@@ -140,7 +147,7 @@ class Run:
 
     # ---- the loop
 
-    def _steps(self, count: int) -> Iterator[Step]:
+    def _steps(self, count: int, *, epochs: int | None = None) -> Iterator[Step]:
         self._pulse.adopt()
         self._pulse.enter(Activity.WAITING, self.step)
         self._target = max(self._target, count)
@@ -151,10 +158,10 @@ class Run:
             self._arrived = None
         try:
             while True:
-                directive = self._pending or self._worker.advance()
+                directive = self._pending or self._worker.due() or self._worker.advance()
                 self._pending = None
                 assert isinstance(directive, m.Compute), directive
-                if self._loops.passed < self._loops.done or directive.step >= count:
+                if self._loops.passed < self._loops.done or self._is_over(directive.step, count, epochs):
                     self._pending = directive
                     self._worker.wait_for_joiners()
                     self._finish(directive.step)
@@ -176,6 +183,18 @@ class Run:
                 self._arrived = self._worker.hold(self.step)
             self._loops.done = max(self._loops.done, self._loops.passed)
 
+    def _is_over(self, step: int, count: int, epochs: int | None) -> bool:
+        """Whether the loop over steps is. An elastic run does not know beforehand how many an epoch has."""
+        cursor = self._loops.cursor
+        if cursor is None:
+            return step >= count
+        cursor.begin(step)
+        if epochs is None:
+            return step >= count
+        more = (epochs - 1 - cursor.epoch) * self.plan.steps_per_epoch
+        self._target = step + cursor.steps_left + more if cursor.epoch < epochs else step
+        return cursor.epoch >= epochs
+
     def _settle(self) -> None:
         """The user's lines for the step are done, and it counts as applied."""
         step = self._current
@@ -184,9 +203,11 @@ class Run:
         step._check_complete()
         self._current = None
         self._loops.losses.applied(step.metrics, skipped=step.skipped)
+        if self._loops.cursor is not None:
+            self._loops.cursor.used(step._shards)
         self._exact.rebase()
         self._worker.tell(m.Applied(step.number))
-        self._reporter.applied(step.number + 1, self._target, step.metrics)
+        self._reporter.applied(step.number + 1, self._target, step.metrics, step.samples)
 
     def _finish(self, step: int) -> None:
         self._end = self._position(step)
@@ -201,6 +222,10 @@ class Run:
         """Tell the loader which shards come next, as long as the view holds."""
         machine = self._worker.machine
         mine = machine.shares.get(machine.me, ())
+        cursor = self._loops.cursor
+        if cursor is not None:
+            self._loader.expect(cursor.upcoming(machine.assigned, mine, machine.room, max(1, self._target - step)))
+            return
 
         def upcoming() -> Iterator[tuple[int, int]]:
             for shard in machine.assigned:
@@ -258,18 +283,24 @@ class Step:
 
     def __init__(self, run: Run, directive: m.Compute) -> None:
         self._run = run
-        self._directive: m.Compute | None = directive
+        self._directive = directive if not run._worker.has_closed(directive.step) else None
         self._begun = False
         self._complete = False
         self.skipped = False  # its update is not applied: every .grad is None when the loop over the shards has ended
         self._left = False  # the loop over steps was left in this one
         self.number = directive.step
-        self.epoch = run.plan.epoch_of(directive.step)
+        cursor = run._loops.cursor
+        self._places = cursor.places() if cursor is not None else None
+        self._shards: tuple[int, ...] = ()  # elastic: those that are in the mean
+        self.epoch = run.plan.epoch_of(directive.step) if cursor is None else cursor.epoch
+        self._ends_epoch = (self.number + 1) % run.plan.steps_per_epoch == 0 if cursor is None else cursor.ends_epoch()
+        self.samples = 0  # that the mean is over, once the loop over the shards has ended
         self.metrics: Mapping[str, float] = {}
 
     @property
     def ends_epoch(self) -> bool:
-        return (self.number + 1) % self._run.plan.steps_per_epoch == 0
+        """In elastic mode known for certain when the loop over the shards has ended: some may be lost."""
+        return self._ends_epoch
 
     def record(self, **metrics: float | torch.Tensor) -> None:
         """Metrics of the shard at hand. `step.metrics` has their means over all shards once the loop has ended."""
@@ -295,42 +326,63 @@ class Step:
         while True:
             run._pulse.enter(Activity.WAITING, self.number)
             directive: m.Compute | m.Commit
-            if self._directive is not None:
+            missed = worker.missed(self.number)
+            if missed is not None:
+                directive = m.Commit(self.number, received=True)
+            elif self._directive is not None:
                 directive, self._directive = self._directive, None
             else:
                 directive = worker.advance()
             if isinstance(directive, m.Commit):
-                self._load(directive)
+                self._load(missed)
                 run._pulse.enter(Activity.SCRIPT, self.number)
                 return
             worker.begin(self.number)
             durations_s: list[float] = []
-            shards = directive.shards if self.number not in worker.rewinding.passed else ()
+            shards = self._there(directive.shards) if self.number not in worker.rewinding.passed else ()
             if shards:
                 run._expect(self.number)
             counted = set(shards)
-            for shard in (*shards, *worker.audits.missing(directive, worker.rewinding.passed)):
+            for shard in (*shards, *self._there(worker.audits.missing(directive, worker.rewinding.passed))):
                 began = time.perf_counter()
-                run._pulse.enter(Activity.LOADING, self.number)
-                batch = run._loader.get(self.number, shard)
-                run._pulse.enter(Activity.SHARD, self.number)
-                run._exact.before_shard()
-                seed_everything(derive_seed(run.plan.seed, self.number, shard))
-                run._open_shard = shard
-                run._recorded = worker.gradients.metrics if shard in counted else {}
-                try:
-                    yield batch
-                finally:
-                    run._open_shard = None
+                with worker.away(self.number):
+                    run._pulse.enter(Activity.LOADING, self.number)
+                    place = (self.number, shard) if self._places is None else self._places[shard]
+                    batch = run._loader.get(*place)
+                    run._pulse.enter(Activity.SHARD, self.number)
+                    run._exact.before_shard()
+                    seed_everything(derive_seed(run.plan.seed, *place))
+                    run._open_shard, run._recorded = shard, {}
+                    try:
+                        yield batch
+                    finally:
+                        run._open_shard = None
+                late = worker.has_closed(self.number)
                 sums = worker.gradients.sums if shard in counted else None
-                run._exact.after_shard(shard, worker.audits.collector(shard, sums, run._recorded))
+                collector = worker.audits.collector(shard, sums, run._recorded) if not late else NOWHERE
+                run._exact.after_shard(shard, collector)
                 if shard in counted:
                     durations_s.append(time.perf_counter() - began)
-            worker.computed(self.number, durations_s)
+                if late:
+                    worker.too_late(durations_s)
+                    break
+                if shard in counted:
+                    worker.gradients.record(run._recorded)
+            else:
+                worker.computed(self.number, durations_s)
 
-    def _load(self, directive: m.Commit) -> None:
+    def _there(self, shards: tuple[int, ...]) -> tuple[int, ...]:
+        """At the end of an elastic epoch a step has fewer shards than were handed out."""
+        return shards if self._places is None else tuple(shard for shard in shards if shard < len(self._places))
+
+    def _load(self, missed: Kept | None) -> None:
         run = self._run
-        kept = run._worker.loaded(directive, run._guard.inspect)
+        kept = run._worker.loaded(self.number, run._guard.inspect, missed)
+        self.samples = run.plan.batch if self.number not in run._worker.rewinding.passed else 0
+        if kept.shards is not None and run._loops.cursor is not None:
+            self._shards = kept.shards
+            self.samples = len(kept.shards) * run.plan.samples_per_shard
+            self._ends_epoch = run._loops.cursor.ends_epoch(kept.shards)
         self.metrics = dict(kept.metrics) if self.number not in run._worker.rewinding.passed else _Unknown()
         seed_everything(derive_seed(run.plan.seed, self.number, "apply"))
         self._complete = True

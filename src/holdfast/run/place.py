@@ -6,7 +6,9 @@ import os
 import socket
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +16,7 @@ import torch
 from holdfast.checkpoint.host_memory import HostMemory
 from holdfast.checkpoint.memory_place import memory_directory
 from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
-from holdfast.core.config import CHANGEABLE, RunConfig
+from holdfast.core.config import CHANGEABLE, ELASTIC, RunConfig
 from holdfast.core.errors import ConfigError, LedgerUnavailable, NumericsError
 from holdfast.core.rewinds import Rewinds
 from holdfast.core.words import (
@@ -50,6 +52,7 @@ from holdfast.run.mailbox import Mailbox
 from holdfast.run.meeting import Connected
 from holdfast.run.memory_desk import serve_memory
 from holdfast.run.numerics import check_fingerprint
+from holdfast.run.quorum import QuorumWorker, check_size
 from holdfast.run.recalling import Recaller
 from holdfast.run.rewinding import Rewinding
 from holdfast.run.snapshot_desk import SnapshotDesk
@@ -85,6 +88,10 @@ def _late_s(environment: WorkerEnvironment | None, slot_bytes: int) -> float:
     """Who is left behind fetches the state when it is back, and the others wait for that: so at least as long."""
     least_s = environment.late_after_s if environment is not None else 0.0
     return max(least_s, STATES * slot_bytes / FETCHED_BYTES_PER_S) if least_s else 0.0
+
+
+def _kind(config: RunConfig) -> Callable[..., Worker]:
+    return partial(QuorumWorker, quorum=config.quorum) if config.quorum else Worker
 
 
 class Place:
@@ -136,6 +143,8 @@ class Place:
                     told = True
         if told:
             self.events.write("ledger_up")
+        if config.quorum and self.environment is not None and not self.environment.host:
+            check_size(config.quorum, self.ledger)
 
     def _agree(self, config: RunConfig, numerics: str) -> None:
         if self.ledger.compare_and_set(KEY_CONFIG, config.encode(), expected=0) is None:
@@ -194,7 +203,7 @@ class Place:
         gradients = Gradients(
             self.me, shards=config.shards, arena=arena, sums=sums, exact=exact, kind=config.path, small=small
         )
-        worker = Worker(
+        worker = _kind(config)(
             machine,
             keys=self.keys,
             host=self.host,
@@ -219,7 +228,7 @@ class Place:
                 doubts=config.non_finite != "ignore",
             ),
         )
-        worker.gradients.passed = rewinding.passed
+        worker.gradients.passed, worker.gradients.elastic = rewinding.passed, machine.elastic
         feed.start()
         return worker, feed
 
@@ -236,7 +245,8 @@ class Place:
         )
 
     def _machine(self, config: RunConfig, exact: Exact, holder: Holder, *, two_rounds: bool, saves: bool) -> Machine:
-        late_s = _late_s(self.environment, exact.whole_layout().slot_bytes)
+        # An elastic step need not be whole: whoever does not want to wait for the late ones asks for a quorum.
+        late_s = _late_s(self.environment, exact.whole_layout().slot_bytes) if config.mode != ELASTIC else 0.0
         return Machine(
             self.me,
             shards=config.shards,
@@ -245,6 +255,8 @@ class Place:
             checkpoints=saves,
             timing=_timing(config, late_s),
             rules=audit_rules(config, exact.parameters),
+            elastic=config.mode == ELASTIC,
+            even=config.quorum > 0,
         )
 
     def _memory_root(self) -> Path | None:

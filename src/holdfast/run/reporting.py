@@ -19,25 +19,23 @@ NAMED_MAX = 64  # workers whose paces and shards are in one event; of more, the 
 
 
 class Reporter:
-    def __init__(
-        self, events: EventLog, machine: Machine, *, batch: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, events: EventLog, machine: Machine, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._events = events
         self._machine = machine
-        self._batch = batch
         self._clock = clock
         self._at = 0.0
-        self._step = 0
+        self._samples = 0  # since then
         self._moved = 0
         self._slowness = Slowness()
 
-    def applied(self, step: int, target: int, metrics: Mapping[str, float]) -> None:
-        """`step` steps are done of `target`."""
+    def applied(self, step: int, target: int, metrics: Mapping[str, float], samples: int) -> None:
+        """`step` steps are done of `target`; the last had so many samples."""
         now = self._clock()
+        self._samples += samples
         if now - self._at < PROGRESS_S and step < target:
             return
-        rate = (step - self._step) * self._batch / (now - self._at) if self._at else 0.0
-        self._at, self._step = now, step
+        rate = self._samples / (now - self._at) if self._at else 0.0
+        self._at, self._samples = now, 0
         view = self._machine.view
         members = view.members if view else ()
         number = view.number if view else 0

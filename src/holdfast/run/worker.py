@@ -37,6 +37,7 @@ from holdfast.run.ledger_feed import LedgerFeed, LedgerNews
 from holdfast.run.mailbox import Mailbox
 from holdfast.run.meeting import Connected, Meeting, Unreachable
 from holdfast.run.pausing import Pauses
+from holdfast.run.punctual import Punctual
 from holdfast.run.rewinding import Rewinding
 from holdfast.run.snapshot_desk import SnapshotDesk
 from holdfast.state.snapshot import Holder, Snapshot
@@ -50,7 +51,7 @@ class LeaveRequested:
     pass
 
 
-class Worker:
+class Worker(Punctual):
     """Drives one machine. See the module."""
 
     def __init__(
@@ -145,7 +146,10 @@ class Worker:
         due = self._checkpoints.is_due(step + 1, first=view is None or view.members[0] == self.machine.me)
         pace = self._pace.took(durations_s)
         mark = secrets.randbits(63) if due else 0
-        self._queue.append(m.Computed(step, due, self._checkpoints.saving, pace, said=self.audits.said(), mark=mark))
+        brings = self.gradients.brings() if self.machine.elastic else None
+        said = self.audits.said(step)
+        saving = self._checkpoints.saving
+        self._queue.append(m.Computed(step, due, saving, pace, said=said, mark=mark, shards=brings))
 
     def save_last(self, step: int) -> None:
         """The loop over steps ends here. What the script does next may change the state."""
@@ -444,10 +448,10 @@ class Worker:
         self._feed.deregister()
         raise Stopped(end.reason)
 
-    def loaded(self, directive: m.Commit, inspect: Callable[[Kept], None]) -> Kept:
+    def loaded(self, step: int, inspect: Callable[[Kept], None], missed: Kept | None = None) -> Kept:
         """Put the step's mean into the model, and have it looked at. Evicted if its memory was used again meanwhile."""
-        kept = self.gradients.kept
-        assert kept is not None and kept.step == directive.step
+        kept = missed or self.gradients.kept
+        assert kept is not None and kept.step == step
         self._checkpoints.wait_copied()  # the script's lines for the step may change anything
         self._exact.load(kept)
         inspect(kept)

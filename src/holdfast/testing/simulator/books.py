@@ -225,8 +225,27 @@ class Books:
                 raise Violation(f"step {effect.step}: {member} did not compute {sorted(missing)}")
             real += shards
             self._check_audited(member, effect)
-        if sorted(real) != list(range(self._world.schedule.shards)):
+        if self._world.schedule.elastic:
+            self._check_elastic(effect, real)
+        elif sorted(real) != list(range(self._world.schedule.shards)):
             raise Violation(f"step {effect.step} would be committed with shards {sorted(real)}")
+
+    def _check_elastic(self, effect: m.Reduce, real: list[int]) -> None:
+        """The mean is over what is there, each shard once, and there is something."""
+        if not real or len(set(real)) != len(real):
+            raise Violation(f"step {effect.step} would be committed with shards {sorted(real)}")
+        for member, shards in effect.shards:
+            there = self._world.workers[member].computed.get(effect.step, set())
+            if set(shards) != there:
+                raise Violation(f"step {effect.step}: {member} holds {sorted(there)}, and {shards} would count")
+
+    def check_same(self, worker: Worker) -> None:
+        """Members of one view that have applied the same steps have the same weights."""
+        view = worker.machine.view
+        for member in view.members if view is not None else ():
+            other = self._world.workers[member]
+            if other.machine.view == view and other.state == worker.state and other.weights != worker.weights:
+                raise Violation(f"{worker.id} has {worker.weights} after step {worker.state}, {member} {other.weights}")
 
     def _check_audited(self, member: str, effect: m.Reduce) -> None:
         """What was computed to be compared does not count, and what others would have found wrong is not there."""

@@ -28,6 +28,7 @@ class Schedule:
     lies: float = 0.0  # how often one worker, the first of its slot, computes a shard wrongly
     late: bool = False  # who is late with its shards is left behind
     pauses: int = 0  # how often a worker's loop stands still for a while, or its whole process
+    elastic: bool = False  # a step takes what its members bring
     fault: str = ""  # if given, all faults are of this kind
 
     @classmethod

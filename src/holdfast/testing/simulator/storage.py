@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.membership import messages as m
 from holdfast.testing.simulator.schedule import Violation
+from holdfast.testing.simulator.weights import Weights
 
 if TYPE_CHECKING:
     from holdfast.testing.simulator.worker import Worker
@@ -20,6 +21,7 @@ class Storage:
         self._world = world
         self._rng = random.Random(f"storage {world.schedule.seed}")  # of its own: what else happens stays the same
         self._written: dict[int, set[str]] = {}
+        self._weights: dict[int, Weights] = {}
         self.committed: set[int] = set()
 
     @property
@@ -30,6 +32,7 @@ class Storage:
         if worker.state != effect.step:
             raise Violation(f"{worker.id} saves step {effect.step} with the state of step {worker.state}")
         worker.saving = True
+        weights = worker.weights.copy()
 
         def written() -> None:
             if not worker.alive:
@@ -41,13 +44,14 @@ class Storage:
             done = self._written.setdefault(effect.step, set())
             done.add(worker.id)
             if done >= set(effect.members):
-                self.commit(effect.step)
+                self.commit(effect.step, weights)
 
         self._world.after(self._rng.choice((0.01, 0.1, 1.0)), written)
 
-    def commit(self, step: int) -> None:
+    def commit(self, step: int, weights: Weights) -> None:
         self._world.trace("storage", "has a checkpoint of step", step)
         self.committed.add(step)
+        self._weights[step] = weights.copy()
 
     def restore(self, worker: Worker) -> None:
         """Reading takes a while, in which anything may happen to the view."""
@@ -58,4 +62,5 @@ class Storage:
         if newest is not None:
             self._world.books.check_origin(worker, newest)
             worker.state = newest
+            worker.weights.fetch(self._weights[newest])
         return m.Restored(newest)

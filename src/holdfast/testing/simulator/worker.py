@@ -12,6 +12,7 @@ from holdfast.membership.balance import Pace
 from holdfast.testing.simulator.lying import Hardware
 from holdfast.testing.simulator.network import AGAIN_S, SILENT_S
 from holdfast.testing.simulator.schedule import Violation
+from holdfast.testing.simulator.weights import Weights
 
 if TYPE_CHECKING:
     from holdfast.testing.simulator.hosts import Host
@@ -37,7 +38,9 @@ class Worker:
             checkpoints=schedule.save_every > 0,
             timing=world.timing,
             rules=Rules(fraction=1.0 if schedule.audit else 0.0),
+            **({"elastic": True} if schedule.elastic else {}),
         )
+        self.weights = Weights(schedule)
         self.hardware = Hardware(schedule, id)
         self.alive = True
         self.vanished = False  # with its host: nobody has closed its connections
@@ -163,6 +166,7 @@ class Worker:
             raise Violation(f"{self.id} is to give the gradient of step {effect.step}, and has that of {self.result}")
         view = self.machine.view
         assert view is not None
+        self.world.workers[effect.to].weights.is_sent(effect.step, self.weights)
         self.world.network.send(self, effect.to, view, m.Result(effect.step))
 
     def _keep(self, effect: m.Keep) -> None:
@@ -203,10 +207,12 @@ class Worker:
             tries += 1
             world = self.world
             live = [world.workers[source] for source in effect.sources if world.network.answers(self.id, source)]
-            if any(source.serving == effect.step for source in live):
+            serving = [source for source in live if source.serving == effect.step]
+            if serving:
                 if self.state is not None and self.state > effect.step:
                     raise Violation(f"{self.id} goes back from step {self.state} to {effect.step}")
                 self.state = effect.step
+                self.weights.fetch(serving[0].weights)
                 return m.Loaded(effect.step)
             if any(source.machine.view == self.machine.view and (source.state or 0) > effect.step for source in live):
                 raise Violation(f"the state moved on while {self.id} was fetching step {effect.step}")
@@ -229,11 +235,14 @@ class Worker:
         self.computed = {step: shards for step, shards in self.computed.items() if step >= oldest}
 
         def then() -> m.Event:
-            self.computed.setdefault(effect.step, set()).update(effect.shards)
+            shards = self.weights.there(effect.shards)
+            self.computed.setdefault(effect.step, set()).update(shards)
             every = self.world.schedule.save_every
             due = bool(every) and (effect.step + 1) % every == 0
-            said = self.hardware.computes(effect)
-            return m.Computed(effect.step, due, self.saving, self.pace.took([each_s] * len(effect.shards)), said=said)
+            said = self.hardware.computes(m.Compute(effect.step, shards, self.weights.there(effect.audits)))
+            pace = self.pace.took([each_s] * len(effect.shards))
+            brings = tuple(sorted(self.computed[effect.step])) if self.world.schedule.elastic else None
+            return m.Computed(effect.step, due, self.saving, pace, said=said, shards=brings)
 
         each_s = self.speed * self.world.rng.uniform(0.5, 1.5)
         self.work(0.001 + (len(effect.shards) + len(effect.audits)) * each_s, then)
@@ -263,6 +272,7 @@ class Worker:
                 return None
             books.check_reduction(effect)
             self.reduced = (number, effect.step)
+            self.weights.add(effect)
             return m.Reduced(effect.step)
 
         self.work(self.world.rng.uniform(0.0, 0.02), then, blocked=True)
@@ -286,6 +296,8 @@ class Worker:
             if self.state != effect.step:
                 raise Violation(f"{self.id} applies step {effect.step} to a state that has had {self.state} steps")
             self.state = effect.step + 1
+            self.weights.apply(effect.step)
+            self.world.books.check_same(self)
             self.world.books.applied(self, effect.step)
             if self.state == self.world.schedule.steps:
                 self.world.finish(self)
@@ -297,5 +309,5 @@ class Worker:
     def _end(self, effect: m.End) -> None:
         if effect.save:
             assert self.state is not None
-            self.world.storage.commit(self.state)
+            self.world.storage.commit(self.state, self.weights)
         self.world.ended(self, effect)

@@ -1,0 +1,62 @@
+"""What stands for a simulated worker's weights: the shards in each of its updates; and what it has used of the data.
+
+In exact mode they are the same whatever happens. In elastic mode they depend on the faults, and what is left to be
+promised is that all members have the same, and that nothing of the data is used twice.
+"""
+
+from __future__ import annotations
+
+from holdfast.data.cursor import Cursor
+from holdfast.membership import messages as m
+from holdfast.testing.simulator.schedule import Schedule, Violation
+
+STEPS_PER_EPOCH = 3
+
+
+class Weights:
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._cursor = Cursor(schedule.shards, STEPS_PER_EPOCH)
+        self.updates: tuple[tuple[int, ...], ...] = ()  # the shards of each
+        self._used: frozenset[tuple[int, int]] = frozenset()
+        self._means: dict[int, tuple[int, ...]] = {}  # by step: the shards of the newest
+
+    def there(self, shards: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of these shards that the next step has."""
+        count = len(self._cursor.places()) if self._schedule.elastic else self._schedule.shards
+        return tuple(shard for shard in shards if shard < count)
+
+    def add(self, effect: m.Reduce) -> None:
+        self._means = {effect.step: tuple(sorted(shard for _, shards in effect.shards for shard in shards))}
+
+    def is_sent(self, step: int, giver: Weights) -> None:
+        self._means[step] = giver._means[step]
+
+    def apply(self, step: int) -> None:
+        shards = self._means[step]
+        places = self._cursor.places()
+        if self._schedule.elastic:
+            fresh = {places[shard] for shard in shards}
+            if fresh & self._used:
+                raise Violation(f"step {step} uses {sorted(fresh & self._used)} of the data again")
+            self._used |= fresh
+            self._cursor.used(shards)
+        self.updates = (*self.updates, shards)
+
+    def fetch(self, other: Weights) -> None:
+        self._cursor.load(other._cursor.state())
+        self.updates, self._used = other.updates, other._used
+
+    def copy(self) -> Weights:
+        twin = Weights(self._schedule)
+        twin.fetch(self)
+        return twin
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Weights) and self.updates == other.updates
+        return same and self._cursor.state() == other._cursor.state()  # type: ignore[attr-defined]
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{self.updates[-3:]} {self._cursor.state()}"

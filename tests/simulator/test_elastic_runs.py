@@ -1,0 +1,103 @@
+"""The elastic mode under schedules of failures: members have the same weights, nothing counts twice; and mutants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.membership import elastic, stepping
+from holdfast.membership import messages as m
+from holdfast.membership.machine import Machine, Phase
+from holdfast.membership.view_rules import Plan, Report
+from holdfast.testing.simulator import Violation, World, simulate
+
+SEEDS = 300
+Patch = pytest.MonkeyPatch
+
+
+def short_steps(world: World) -> int:
+    """How many of the longest history's updates have fewer shards than a full step."""
+    histories = [worker.weights.updates for worker in world.workers.values()]
+    return sum(len(update) < world.schedule.shards for update in max(histories, key=len))
+
+
+def test_no_schedule_breaks_a_promise() -> None:
+    short = 0
+    for seed in range(SEEDS):
+        world = simulate(seed, elastic=True)
+        short += short_steps(world) > 0
+    assert short > SEEDS / 5  # steps did go on with what was there
+
+
+def test_many_faults() -> None:
+    short = 0
+    for seed in range(20):
+        world = simulate(seed, elastic=True, workers=4, shards=8, steps=40, faults=25)
+        short += short_steps(world)
+        assert world.done
+    assert short > 100
+
+
+def test_liars_are_named_in_this_mode_too() -> None:
+    for seed in range(40):
+        world = simulate(seed, elastic=True, workers=4, hosts=1, audit=True, lies=0.2, save_every=0)
+        assert world.given_up or world.steps_committed == world.schedule.steps
+
+
+# ---- rules broken one at a time
+
+
+class CommitsWithWhatItHasHeard(Machine):
+    """Does not wait for everybody's word on what they bring: members would add different sets."""
+
+    def _reduce_if_ready(self, now: float) -> list[m.Effect]:
+        if self.phase is Phase.GATHERING and self.view is not None and len(self.view.members) > 2:
+            ready = self._ready.setdefault(self.next or 0, {})
+            missing = [member for member in self.view.members if member not in ready]
+            if len(missing) == 1 and any(message.shards for message in ready.values()):
+                ready[missing[0]] = m.Ready(self.next or 0, ())
+        return super()._reduce_if_ready(now)
+
+
+class BringsWhatItWasGiven(Machine):
+    """Says that it brings the shards that it was handed, computed or not."""
+
+    def _computed(self, event: m.Computed, now: float) -> list[m.Effect]:
+        return super()._computed(m.Computed(event.step, event.save, event.saving, event.pace, event.said), now)
+
+
+def compute_again(patch: Patch) -> None:
+    """Who is left takes over the shards of the lost, and those that others hold."""
+
+    def taken_over(plan: Plan, reports: dict[str, Report], shards: int) -> Plan:
+        thin = real(plan, reports, shards)
+        return Plan(plan.step, dict.fromkeys(thin.assignment, tuple(range(shards))), plan.gives, plan.fetches)
+
+    real = elastic.thinned
+    patch.setattr(stepping, "thinned", taken_over)
+
+
+def begin_anew(patch: Patch) -> None:
+    """After a loss the step is handed out again, whatever is held."""
+
+    def anew(plan: Plan, reports: dict[str, Report], shards: int) -> Plan:
+        return real(plan, {one: Report(said.next, size=said.size) for one, said in reports.items()}, shards)
+
+    real = elastic.thinned
+    patch.setattr(stepping, "thinned", anew)
+
+
+@pytest.mark.parametrize("mutant", [CommitsWithWhatItHasHeard, BringsWhatItWasGiven])
+def test_a_broken_machine_is_caught(mutant: type[Machine]) -> None:
+    with pytest.raises(Violation):
+        for seed in range(SEEDS):
+            simulate(seed, elastic=True, machine_class=mutant)
+
+
+@pytest.mark.parametrize("mutate", [compute_again, begin_anew], ids=lambda mutate: mutate.__name__)
+def test_a_broken_rule_is_caught(mutate: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mutate(monkeypatch)
+    with pytest.raises(Violation):
+        for seed in range(SEEDS):
+            simulate(seed, elastic=True)
