@@ -20,6 +20,7 @@ class Weights:
         self.updates: tuple[tuple[int, ...], ...] = ()  # the shards of each
         self._used: frozenset[tuple[int, int]] = frozenset()
         self._means: dict[int, tuple[int, ...]] = {}  # by step: the shards of the newest
+        self._kept: dict[int, tuple[int, ...]] = {}  # and of those that are kept for who was left behind
 
     def there(self, shards: tuple[int, ...]) -> tuple[int, ...]:
         """Those of these shards that the next step has."""
@@ -30,7 +31,11 @@ class Weights:
         self._means = {effect.step: tuple(sorted(shard for _, shards in effect.shards for shard in shards))}
 
     def is_sent(self, step: int, giver: Weights) -> None:
-        self._means[step] = giver._means[step]
+        self._means[step] = giver._means[step] if step in giver._means else giver._kept[step]
+
+    def keep(self, step: int) -> None:
+        if step in self._means:
+            self._kept[step] = self._means[step]
 
     def apply(self, step: int) -> None:
         shards = self._means[step]

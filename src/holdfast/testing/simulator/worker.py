@@ -171,6 +171,7 @@ class Worker:
 
     def _keep(self, effect: m.Keep) -> None:
         self.means[effect.step] = self.result if self.result is not None else -1
+        self.weights.keep(effect.step)
 
     def _catch(self, effect: m.Catch) -> None:
         """Whoever of them answers and has it sends it."""
@@ -178,9 +179,10 @@ class Worker:
         def then() -> m.Event:
             world = self.world
             live = [world.workers[source] for source in effect.sources if world.network.answers(self.id, source)]
-            found = [source.means[effect.step] for source in live if effect.step in source.means]
+            found = [source for source in live if effect.step in source.means]
             if found:
-                self.received = found[0]
+                self.received = found[0].means[effect.step]
+                self.weights.is_sent(effect.step, found[0].weights)
             return m.Caught(effect.step, bool(found))
 
         self.work(self.world.rng.choice((0.001, 0.01, 0.1)), then, blocked=True)
