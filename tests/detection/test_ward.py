@@ -218,3 +218,26 @@ def test_those_who_are_gone_are_forgotten() -> None:
     del host.beats["w1.1"]
     host.look()
     assert host.level("w1.1") == Level.OK
+
+
+def test_who_was_left_behind_is_watched_but_vouches_for_nobody() -> None:
+    """It may have given up its state: the only member is not ended because of it."""
+    host = Host(("w0.1", "w1.1"), Limits(stopped_s=5.0))
+    host.pass_by(1.0)
+
+    def look(stopped: str, seconds: float) -> list[Verdict]:
+        host.stopped = {stopped}
+        found = []
+        for _ in range(round(seconds / LOOK_S)):
+            host.now += LOOK_S
+            other = "w0.1" if stopped == "w1.1" else "w1.1"
+            beat = host.beats[other]
+            host.beats[other] = replace(beat, number=beat.number + 1, at=host.now, moved_at=host.now)
+            asked = host.ward.observe(host.beats, host.now)
+            seen = {name: Process("T" if name == stopped else "S", 1.0) for name in asked}
+            found += host.ward.judge(seen, ("w0.1",), ("w1.1",))
+        return found
+
+    assert look("w1.1", 4.5) == []
+    assert [(verdict.worker, verdict.kill) for verdict in look("w1.1", 1.0)] == [("w1.1", True)]
+    assert [(verdict.worker, verdict.kill) for verdict in look("w0.1", 6.0)] == [("w0.1", False)]

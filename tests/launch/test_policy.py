@@ -388,3 +388,19 @@ def test_who_accuses_is_replaced_as_ever() -> None:
         story.exit(worker, code=75)
         story.tick(60.0)
     assert len(story.alive) == 3
+
+
+def test_who_was_left_behind_has_time_to_come_back() -> None:
+    story = Story()
+    story.policy.viewed(["w0.1"], late=["w1.1"])
+    story.policy.unregistered("w1.1", story.now)
+    assert story.tick(5.9) == []
+    assert story.policy.deadline() == pytest.approx(story.now + 0.1)
+    assert story.tick(0.2) == [Kill("w1.1", "hung")]
+
+
+def test_who_was_left_behind_is_no_spare() -> None:
+    story = slow_story(spares=0)
+    story.policy.viewed(["w1.1"], late=["w0.1"])
+    story.event("w1.1", "slow", worker="w1.1", times=5.0, since_s=5.0)
+    assert story.tick(10 * REPLACE_AFTER_S) == []

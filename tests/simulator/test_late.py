@@ -15,7 +15,7 @@ from holdfast.membership.view_rules import Decision, LedgerState, Plan
 from holdfast.testing.simulator import Schedule, Violation, World, simulate
 from holdfast.testing.simulator.books import Books
 
-SEEDS = 60
+SEEDS = 40
 MUTANT_SEEDS = 600
 Patch = pytest.MonkeyPatch
 

@@ -1,0 +1,105 @@
+"""Means of steps in which somebody was left behind: kept within bounds, sent whole or not at all."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+
+import pytest
+import torch
+
+from holdfast.core.errors import IntegrityError, PeerError
+from holdfast.membership import messages as m
+from holdfast.membership.codec import LENGTH, encode
+from holdfast.reduce.layout import Layout
+from holdfast.reduce.reduction import Kept
+from holdfast.run import catching
+from holdfast.run.catching import MeanDesk, receive_mean, serve_mean
+
+LAYOUT = Layout([torch.zeros(3), torch.zeros(5)])
+
+
+def kept(step: int, *, intact: bool = True) -> Kept:
+    memory = torch.full((LAYOUT.slot_bytes,), step % 251, dtype=torch.uint8)
+    return Kept(step, LAYOUT, memory, frozenset({0, 1}), {"loss": 0.5}, lambda: intact)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_is_kept_is_a_copy_for_a_while_of_the_last_few() -> None:
+    clock = Clock()
+    desk = MeanDesk(clock)
+    first = kept(1)
+    assert desk.put(first, 30.0) and not desk.put(kept(9, intact=False), 30.0)
+    first.memory.zero_()
+    found = desk.find(1)
+    assert found is not None and bool((found.memory == 1).all()) and desk.find(9) is None
+    for step in (2, 3, 4):
+        clock.now += 1.0
+        desk.put(kept(step), 30.0)
+    assert [step for step in range(6) if desk.find(step)] == [2, 3, 4]
+    clock.now += 28.5
+    desk.clear_away()
+    assert [step for step in range(6) if desk.find(step)] == [3, 4]
+
+
+def test_of_large_ones_the_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catching, "LARGE_BYTES", 1)
+    desk = MeanDesk()
+    for step in (5, 6):
+        desk.put(kept(step), 30.0)
+    assert desk.find(5) is None and desk.find(6) is not None
+
+
+def test_a_mean_arrives_as_it_was_sent() -> None:
+    desk = MeanDesk()
+    desk.put(kept(7), 30.0)
+    near, far = socket.socketpair()
+    with near, far:
+        thread = threading.Thread(target=serve_mean, args=(near, desk, 7))
+        thread.start()
+        found = receive_mean(far, 7, LAYOUT)
+        thread.join()
+    assert torch.equal(found.memory, kept(7).memory)
+    assert found.step == 7 and found.present == {0, 1} and found.metrics == {"loss": 0.5} and found.is_intact()
+
+
+def test_who_has_no_mean_hangs_up() -> None:
+    near, far = socket.socketpair()
+    with far:
+        with near:
+            serve_mean(near, MeanDesk(), 7)
+        with pytest.raises(PeerError):
+            receive_mean(far, 7, LAYOUT)
+
+
+GOOD = encode(m.Result(7), kept(7).note())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        GOOD + bytes(LAYOUT.slot_bytes) + bytes(16),
+        GOOD + bytes(3),
+        encode(m.Result(8), kept(8).note()) + bytes(LAYOUT.slot_bytes),
+        encode(m.Done(7)),
+        encode(m.Result(7), {"p": "x"}),
+        LENGTH.pack(1 << 30),
+        struct.pack("<I", 0),
+        LENGTH.pack(2) + b"{]",
+    ],
+    ids=["damaged", "short", "another step", "another message", "no note", "too long", "empty", "not JSON"],
+)
+def test_what_is_not_the_mean_is_not_taken(sent: bytes) -> None:
+    near, far = socket.socketpair()
+    with far:
+        with near:
+            near.sendall(sent)
+        with pytest.raises((PeerError, IntegrityError)):
+            receive_mean(far, 7, LAYOUT)
