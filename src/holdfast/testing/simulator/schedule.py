@@ -27,6 +27,7 @@ class Schedule:
     audit: bool = False  # every shard is computed by two
     lies: float = 0.0  # how often one worker, the first of its slot, computes a shard wrongly
     elastic: bool = False  # a step takes what its members bring
+    quorum: int = 0  # elastic: and does not wait for who is late, if so many others are not
     fault: str = ""  # if given, all faults are of this kind
 
     @classmethod

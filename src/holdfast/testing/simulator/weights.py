@@ -32,8 +32,11 @@ class Weights:
     def is_sent(self, step: int, giver: Weights) -> None:
         self._means[step] = giver._means[step]
 
-    def apply(self, step: int) -> None:
-        shards = self._means[step]
+    def mean_of(self, step: int) -> tuple[int, ...]:
+        return self._means[step]
+
+    def apply(self, step: int, shards: tuple[int, ...] | None = None) -> None:
+        shards = self._means[step] if shards is None else shards
         places = self._cursor.places()
         if self._schedule.elastic:
             fresh = {places[shard] for shard in shards}
