@@ -265,6 +265,32 @@ def test_a_quorum_does_not_wait_for_who_is_late(path: str, width: int, tmp_path:
     )
 
 
+def test_a_death_and_a_checkpoint_while_one_is_late(tmp_path: Path) -> None:
+    """One is late from step 1 to step 3, another dies in step 4, and at step 6 the state itself is needed."""
+    there = tmp_path / "there"
+
+    def at_step(worker: str) -> AtStep:
+        def act(step: int, shard: int) -> None:
+            if worker == "w2.1" and (step, shard) == (1, 0):
+                wait_until(there.exists, "the others go on")
+            elif worker != "w2.1" and step == 3:
+                there.touch()
+            elif worker == "w1.1" and (step, shard) == (4, 0):
+                die()
+
+        return act
+
+    def body(worker: str) -> Callable[[], Any]:
+        options = {"checkpoint": str(tmp_path / "store"), "save_every": 6, "quorum": 2}
+        return lambda: train(tmp_path, worker, epochs=3, at_step=at_step(worker), **options)
+
+    outcomes = forked({worker: body(worker) for worker in ("w0.1", "w1.1", "w2.1")})
+    assert outcomes["w1.1"].signal == signal.SIGKILL
+    _, told = same_end(outcomes)
+    assert sum(samples for _, _, _, samples, _ in told) == 3 * SAMPLES
+    assert any((tmp_path / "store").rglob("*manifest*"))
+
+
 def test_a_quorum_of_more_than_there_are_is_refused(tmp_path: Path) -> None:
     outcomes = forked(lambda: train(tmp_path, "any", quorum=3), workers=2)
     assert all("quorum=3 waits for more workers than the 2" in outcome.error for outcome in outcomes.values())

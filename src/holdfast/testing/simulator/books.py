@@ -30,6 +30,7 @@ class Books:
     def __init__(self, world: World) -> None:
         self._world = world
         self.steps_committed = 0
+        self.closed = 0  # steps that a stand-in closed for a late worker
         self._progress_at = 0.0
         self._disturbed_at = -1000.0
         self._quiet_s = 0.0  # between the last two disturbances

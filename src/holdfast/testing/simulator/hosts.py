@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.words import KEY_DEAD, KEY_WORKERS, worker_id
 from holdfast.membership import messages as m
 from holdfast.testing.simulator.schedule import Violation
+from holdfast.testing.simulator.standing_in import LateWorker
 from holdfast.testing.simulator.worker import Worker
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class Host:
             return
         self.slots = max(self.slots, slot + 1)
         number = self._incarnations[slot] = self._incarnations.get(slot, 0) + 1
-        worker = Worker(world, self, slot, worker_id(slot, number, self.name))
+        kind = LateWorker if world.schedule.quorum else Worker
+        worker = kind(world, self, slot, worker_id(slot, number, self.name))
         worker.cuts = self.cuts
         world.workers[worker.id] = worker
         world.trace("agent starts", worker.id)

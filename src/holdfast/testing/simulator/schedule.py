@@ -29,6 +29,7 @@ class Schedule:
     late: bool = False  # who is late with its shards is left behind
     pauses: int = 0  # how often a worker's loop stands still for a while, or its whole process
     elastic: bool = False  # a step takes what its members bring
+    quorum: int = 0  # elastic: and does not wait for who is late, if so many others are not
     fault: str = ""  # if given, all faults are of this kind
 
     @classmethod

@@ -37,8 +37,11 @@ class Weights:
         if step in self._means:
             self._kept[step] = self._means[step]
 
-    def apply(self, step: int) -> None:
-        shards = self._means[step]
+    def mean_of(self, step: int) -> tuple[int, ...]:
+        return self._means[step]
+
+    def apply(self, step: int, shards: tuple[int, ...] | None = None) -> None:
+        shards = self._means[step] if shards is None else shards
         places = self._cursor.places()
         if self._schedule.elastic:
             fresh = {places[shard] for shard in shards}

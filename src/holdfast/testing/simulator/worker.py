@@ -38,7 +38,7 @@ class Worker:
             checkpoints=schedule.save_every > 0,
             timing=world.timing,
             rules=Rules(fraction=1.0 if schedule.audit else 0.0),
-            **({"elastic": True} if schedule.elastic else {}),
+            **({"elastic": True, "even": schedule.quorum > 0} if schedule.elastic else {}),
         )
         self.weights = Weights(schedule)
         self.hardware = Hardware(schedule, id)
