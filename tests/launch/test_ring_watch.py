@@ -15,9 +15,10 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.words import KEY_HOSTS, KEY_VIEW, KEY_WORKERS, Registration, View, encode_json
 from holdfast.detection.progress import Level
 from holdfast.detection.tidings import Tidings
+from holdfast.launch.host_table import HostTable, host_line, read_table
 from holdfast.launch.ledger_watch import LedgerChange, LedgerState
 from holdfast.launch.ring_links import answers, dial, frame, listen_for_beats, split_address
-from holdfast.launch.ring_watch import HostTable, RingNews, RingWatch, read_table
+from holdfast.launch.ring_watch import RingNews, RingWatch
 from holdfast.launch.watchman import Glance
 from holdfast.ledger.port import Change
 from holdfast.trust.keys import Keys, create_keys
@@ -102,10 +103,12 @@ def test_three_agents_hear_each_other_and_tell_how_their_workers_look(hosts: Hos
     wait(lambda: hosts.levels() == {"ok"} and all(len(ring.rows) == 2 for ring in hosts.rings.values()), "all to be ok")
     wait(lambda: hosts.row("a", "b").crew.unwell, "b's workers")
     assert hosts.row("a", "b").crew.step == 8
-    HostTable(tmp_path).look(hosts.rings["a"], time.monotonic())
+    HostTable(tmp_path).look(hosts.rings["a"].rows, time.monotonic())
     age_s, rows = read_table(tmp_path)
     assert 0 <= age_s < WAIT_S and [row["host"] for row in rows] == ["b", "c"]
     assert rows[0]["unwell"] == {"w0.1@b": "hung"} and rows[0]["workers"] == {"ok": 1, "hung": 1}
+    assert host_line(rows[0]).startswith("b        ok: 1 ok, 1 hung (w0.1@b hung), at step 8, ")
+    assert host_line({**rows[0], "level": "silent", "phi": 9.0}).startswith("b        silent by a (phi 9.0): 1 ok")
     (tmp_path / "hosts.json").write_text('{"t": 1, "hosts": [{"host": "b"}]}')
     assert read_table(tmp_path) == (0.0, [])
     hosts.stop("b")  # in order: its silence means nothing

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 
 from holdfast.core.words import KEY_WORKERS
 from holdfast.launch.directory import RunDirectory
+from holdfast.launch.host_table import HostTable
 from holdfast.launch.ledgers import AgentLedgers
 from holdfast.launch.presence import HostPresence, check_keys
 from holdfast.launch.ring_links import listen_for_beats
-from holdfast.launch.ring_watch import HostTable, RingNews, RingWatch
+from holdfast.launch.ring_watch import RingNews, RingWatch
 from holdfast.launch.settings import RunSettings
 from holdfast.launch.watchman import Glance
 from holdfast.ledger.port import Ledger
@@ -45,7 +46,7 @@ class AmongHosts:
         self._table = HostTable(directory.path)
 
     def look(self, now: float) -> None:
-        self._table.look(self.ring, now)
+        self._table.look(self.ring.rows, now)
 
     def close(self) -> None:
         self.ring.close()

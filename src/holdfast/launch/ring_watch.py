@@ -10,7 +10,6 @@ workers are the agent's.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import selectors
@@ -19,15 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.errors import HoldfastError, PeerError, ProtocolError
 from holdfast.core.words import KEY_HOSTS, KEY_VIEW, KEY_WORKERS, Registration, View, decode_json, host_of
 from holdfast.detection.giving_up import Case, GivingUp
 from holdfast.detection.neighbours import LATE, SILENT, HostBack, Neighbours, Row
-from holdfast.detection.progress import Level
 from holdfast.detection.ring import BEAT_S, LOOK_S
 from holdfast.detection.tidings import Crew, Tidings
 from holdfast.launch.ledger_watch import LedgerChange, LedgerState, News
@@ -41,7 +38,6 @@ REDIAL_S = 1.0
 TRY_AFTER_S, TRY_AGAIN_S = 0.4, 1.0  # of silence, until it is tried whether something there answers; and again
 TRIED_MAX = 3  # addresses of a host
 LEASE_SHARE = 0.4  # of a worker's lease: who asks for longer leases asks for patience
-TABLE = "hosts.json"
 
 
 @dataclass(frozen=True)
@@ -375,43 +371,3 @@ class RingWatch:
             message = self._inbox.get_nowait()
             if isinstance(message, _Dialled) and message.sock is not None:
                 message.sock.close()
-
-
-class HostTable:
-    """What `holdfast status` reads: the ring's last look, written by the agent's main thread once a second."""
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / TABLE
-        self._write_at = 0.0
-
-    def look(self, ring: RingWatch, now: float) -> None:
-        if now < self._write_at:
-            return
-        self._write_at = now + 1.0
-        partial = self._path.with_suffix(".new")
-        with suppress(OSError):  # what stands there gets old, and says so
-            partial.write_text(json.dumps({"t": time.time(), "hosts": [asdict(row) for row in ring.rows]}))
-            partial.replace(self._path)
-
-
-def read_table(directory: Path) -> tuple[float, list[dict[str, Any]]]:
-    """How old it is, and its rows; nothing if there is none."""
-    try:
-        table = json.loads((directory / TABLE).read_text())
-        return max(0.0, time.time() - float(table["t"])), [_row(row) for row in table["hosts"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0, []
-
-
-def _row(row: dict[str, Any]) -> dict[str, Any]:
-    crew = row["crew"]
-    return {
-        "host": str(row["host"]),
-        "level": str(row["level"]),
-        "by": str(row["by"]),
-        "phi": float(row["phi"]),
-        "age_s": float(row["age_s"]),
-        "step": int(crew["step"]),
-        "workers": {level.words: int(count) for level, count in zip(Level, crew["counts"], strict=True) if count},
-        "unwell": {str(worker): Level(level).words for worker, level in crew["unwell"]},
-    }
