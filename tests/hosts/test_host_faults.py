@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from hosts_harness import Land, started, wall
+from hosts_harness import Land, Training, started, wall
 
 from holdfast.core.words import host_of
 from holdfast.events import read_events
@@ -22,20 +22,32 @@ MakeLand = Callable[..., Land]
 
 
 def test_three_hosts_and_one_of_them_loses_power(make_land: MakeLand) -> None:
-    """The cable goes first: nobody gets a word of farewell. When it is back, its workers join again."""
+    """The cable goes first: nobody gets a word of farewell. When it is back, its workers join again.
+
+    The agents of the others, which heard it beat, say so, each in its own log.
+    """
     land = make_land("h1", "h2", "h3")
-    with started(land.training(workers=2)) as run:
+    with started(land.training(workers=2, pause_s=0.07)) as run:
         run.wait_step(20)
         assert run.member_hosts() == {"h1", "h2", "h3"}
+        run.wait(lambda: "h2       ok: 2 ok, at step" in run.status("h1"), "h1 to hear how h2's workers look", 30)
         land.board.unplug("h2")
         run.power_off("h2")
         run.wait(lambda: "h2" not in run.member_hosts(), "a view without h2", 20)
+        run.wait(
+            lambda: all(_found_silent(run, one, "h2") for one in ("h1", "h3")), "both to say that h2 is silent", 20
+        )
         run.wait_more(10)
         land.board.plug("h2")
         run.power_on("h2")
         run.wait(lambda: "h2" in run.member_hosts(), "h2 again", 60)
         run.wait_more(10)
         run.ends_exact()
+
+
+def _found_silent(run: Training, watcher: str, host: str) -> bool:
+    events = read_events(run.hosts[watcher].directory.events)
+    return any(event["kind"] == "host_silent" and event["host"] == host for event in events)
 
 
 def test_the_minority_pauses_says_why_and_comes_back(make_land: MakeLand) -> None:

@@ -12,6 +12,7 @@ from holdfast.core.words import KEY_LIARS, KEY_SIZE, KEY_VIEW, KEY_WORKERS, View
 from holdfast.detection.progress import Limits
 from holdfast.events import read_events
 from holdfast.launch.directory import RunDirectory, home_directory, runs_in
+from holdfast.launch.host_table import host_line, read_table
 from holdfast.launch.presence import other_hosts
 from holdfast.launch.proc import find_workers, process_state
 from holdfast.launch.summary import RunRecord
@@ -78,6 +79,9 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "command": described.get("command"),
     }
     status["hosts"] = []
+    age_s, status["ring"] = read_table(directory.path) if agent is not None else (0.0, [])
+    for row in status["ring"]:
+        row["age_s"] = round(row["age_s"] + age_s, 2)
     registered = _ask_ledger(directory, status) if agent is not None or status["ledger"] else None
     health = _health(directory, described)
     status["workers"] = [
@@ -178,6 +182,7 @@ def _lines(status: dict[str, Any]) -> list[str]:
         lines.append(f"  hint: start it again with: {status['command']}")
     if status["hosts"]:
         lines.append(f"hosts: {', '.join(status['hosts'])}; this is {status['host']}; ledger {status['ledger']}")
+    lines += [f"  {host_line(row)}" for row in status["ring"]]
     if status["ledger_away"]:
         who = ", ".join(status["ledger_away"])
         lines.append(f"ledger: {who} cannot reach it; the membership is frozen, and training goes on without it")

@@ -15,6 +15,9 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "worker_started": ("worker", "pid"),
     "worker_exited": ("worker", "pid", "exit_code", "signal", "reason"),
     "hung": ("worker", "step", "activity", "seconds", "phi", "reason", "killed", "stacks"),
+    "host_silent": ("host", "phi", "seconds", "noticed_by"),  # its agent does not beat any more
+    "host_back": ("host", "seconds", "noticed_by"),  # it does again, after so long
+    "host_given_up": ("host", "workers", "phi", "seconds", "noticed_by", "reason"),  # before their leases ran out
     "scaled": ("workers", "was"),
     "run_finished": ("step", "digest", "exit_code"),
     # written by workers

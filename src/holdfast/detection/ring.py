@@ -1,33 +1,31 @@
-"""Who watches whom among the workers of several hosts: each the next few in a ring. Pure.
+"""Who beats to whom between hosts: each agent to the next few in a ring of them. Pure.
 
-Every worker sends to as many and hears from as many, however large the run: what heartbeats cost one worker does not
-grow. The ring takes one worker of each host before it takes a second of any, so that neighbours are on different hosts
-where hosts are of one size, and a host that is lost as a whole is missed by others.
+Every agent sends to as many and hears from as many, however large the run: what heartbeats between hosts cost one of
+them does not grow. The ring is the hosts that stand in the ledger, by name, so that all know it without a word. Of
+the two that hear a host, the first beats to the second: so the second knows what both of them think of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from holdfast.core.words import host_of
-
-WATCHED = 2  # by each: one watcher may be lost together with whom it watches
-
-
-def ring(members: Sequence[str]) -> tuple[str, ...]:
-    """The members in ring order, a function of the view alone: all of them know it without a word."""
-    hosts: dict[str, list[str]] = {}
-    for member in members:
-        hosts.setdefault(host_of(member), []).append(member)
-    places = [(place, index, member) for index, host in enumerate(hosts.values()) for place, member in enumerate(host)]
-    return tuple(member for _, _, member in sorted(places))
+WATCHERS = 2  # of each: one may be lost together with whom it watches
+BEAT_S = 0.25
+LOOK_S = 0.1  # between two looks at who is silent
 
 
-def watch_lists(members: Sequence[str], watched: int = WATCHED) -> dict[str, tuple[str, ...]]:
-    """Whom each member watches: the next `watched` in the ring, fewer where there are fewer."""
-    order = ring(members)
-    count = min(watched, len(order) - 1)
-    return {
-        member: tuple(order[(place + ahead) % len(order)] for ahead in range(1, count + 1))
-        for place, member in enumerate(order)
-    }
+def successors(hosts: Iterable[str], me: str, count: int = WATCHERS) -> tuple[str, ...]:
+    """Whom `me` beats to, the nearest first: fewer where there are fewer, none if it has no place itself."""
+    return _following(sorted(set(hosts)), me, count)
+
+
+def predecessors(hosts: Iterable[str], me: str, count: int = WATCHERS) -> tuple[str, ...]:
+    """Whom `me` hears, the nearest first."""
+    return _following(sorted(set(hosts), reverse=True), me, count)
+
+
+def _following(order: list[str], me: str, count: int) -> tuple[str, ...]:
+    if me not in order:
+        return ()
+    place = order.index(me)
+    return tuple(order[(place + ahead) % len(order)] for ahead in range(1, min(count, len(order) - 1) + 1))

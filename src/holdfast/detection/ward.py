@@ -164,3 +164,8 @@ class Ward:
     def suspicion(self, worker: str) -> Suspicion:
         known = self._workers.get(worker)
         return FINE if known is None else known.suspicion
+
+    def waits_s(self, worker: str) -> float:
+        """How long it has waited for others; 0 if it does not."""
+        known = self._workers.get(worker)
+        return known.inside_s if known is not None and known.beat.activity == Activity.WAITING else 0.0

@@ -86,7 +86,7 @@ def check_listen(listen: str, needed: int) -> None:
     raise ConfigError(
         f"--listen {listen}: {free} of {len(ports)} ports can be used and the run needs {needed}"
         + (f" ({refusal})" if refusal else ""),
-        hint="give a wider range or another one; workers and spares need a port each",
+        hint="give a wider range or another one; workers, spares and, on several hosts, the agent need a port each",
     )
 
 

@@ -7,6 +7,7 @@ Threads, and what each alone may touch:
 - holdfast-ledger-watch: reads the ledger's changes.
 - holdfast-watchman (watchman.Watchman): reads the workers' heartbeats and says who hangs.
 - holdfast-presence (presence.HostPresence): keeps this host's name in a run on several.
+- holdfast-ring (ring_watch.RingWatch): beats to the agents of other hosts, hears them, and says who is silent.
 - holdfast-screen (terminal.Screen): writes to the terminal.
 - the threads of the embedded ledger's server.
 
@@ -46,16 +47,18 @@ from holdfast.core.words import (
     slot_of,
 )
 from holdfast.launch.addresses import address_towards, check_listen
+from holdfast.launch.among_hosts import AmongHosts, give_up
 from holdfast.launch.crew import Adoption, Crew
 from holdfast.launch.directory import RunDirectory
 from holdfast.launch.history import History
 from holdfast.launch.ledger_watch import LedgerAway, LedgerBack, LedgerChange, LedgerState, LedgerWatch
 from holdfast.launch.ledgers import AgentLedgers
 from holdfast.launch.policy import STOP_GRACE_S, Action, AnnounceStop, AskToLeave, End, Kill, Policy, Start
-from holdfast.launch.presence import HostPresence, check_keys, other_hosts
+from holdfast.launch.presence import other_hosts
 from holdfast.launch.proc import find_workers
 from holdfast.launch.processes import DeathWatch, WorkerProcess, allow_open_files, fence
 from holdfast.launch.report import Reporter
+from holdfast.launch.ring_watch import RingNews
 from holdfast.launch.settings import WORKERS_MAX, RunSettings, describe
 from holdfast.launch.signals import Interrupted, Signals
 from holdfast.launch.terminal import Screen
@@ -74,7 +77,7 @@ class Died:
     trouble: str
 
 
-Message = Died | FoundHung | Interrupted | LedgerState | LedgerChange | LedgerAway | LedgerBack
+Message = Died | FoundHung | RingNews | Interrupted | LedgerState | LedgerChange | LedgerAway | LedgerBack
 
 
 def run_agent(settings: RunSettings, home: Path, *, out: TextIO | None = None) -> int:
@@ -92,7 +95,8 @@ def run_agent(settings: RunSettings, home: Path, *, out: TextIO | None = None) -
             raise _finished_already(settings.name, record.step)
         listen = settings.listen or (address_towards(settings.ledger) if settings.ledger else "")
         if listen:
-            check_listen(listen, max(1, settings.workers + settings.spares - len(living)))
+            own = bool(settings.ledger)  # the agent needs a port itself
+            check_listen(listen, own + max(1, settings.workers + settings.spares - len(living)))
         agent = Agent(settings, directory, history, Screen(out or sys.stdout), listen=listen, keys=keys)
         try:
             return agent.run()
@@ -141,7 +145,6 @@ class Agent:
         directory.write(describe(settings, directory.home, self._socket_dir))
         self._ledgers = AgentLedgers(directory, settings.ledger, self._socket_dir, secret)
         self._ledger = self._ledgers.main
-        self._presence: HostPresence | None = None
         self._watch: LedgerWatch | None = None
         self._deaths = DeathWatch(
             self._ledgers.deaths, lambda process, code, number, why: self._inbox.put(Died(process, code, number, why))
@@ -150,17 +153,10 @@ class Agent:
             settings, directory, self._socket_dir, self._ledger, self._deaths, self._reporter.refused, listen=listen
         )
         self._watchman = Watchman(directory.path, limits_of(settings), self._inbox.put)
+        self._among: AmongHosts | None = None
         if keys is not None and settings.ledger:
-            self._take_place(keys)
-
-    def _take_place(self, keys: Keys) -> None:
-        """In a run on several hosts: find the ledger, be of one mind about the keys, claim this host's name."""
-        settings = self._settings
-        check_keys(self._ledger, keys.fingerprint, settings.name, settings.ledger)
-        self._presence = HostPresence(
-            self._ledgers.presence, self._host, workers=settings.workers, spares=settings.spares
-        )
-        self._presence.take()
+            seen = self._watchman.glances
+            self._among = AmongHosts(settings, directory, self._ledgers, keys, listen, seen, self._inbox.put)
 
     # -- the life of an agent ------------------------------------------------------------------------------
 
@@ -215,7 +211,8 @@ class Agent:
             at = f" on host {self._host}" if self._host else ""
             self._reporter.say(f"run {settings.name}{at}, in {self._directory.path}")
         self._history.past.clear()
-        self._watch = LedgerWatch(self._ledgers.watch, self._inbox.put)
+        post = self._inbox.put if self._among is None else self._among.ring.listening(self._inbox.put)
+        self._watch = LedgerWatch(self._ledgers.watch, post)
 
     def _clear_stop(self) -> None:
         """A run that was stopped and is started again goes on; one that other hosts are just stopping does not."""
@@ -250,8 +247,8 @@ class Agent:
             self._watch.close()
         self._deaths.close()
         self._watchman.close()
-        if self._presence is not None:
-            self._presence.close()
+        if self._among is not None:
+            self._among.close()
         self._ledgers.close()
         self._reporter.close()
         self._signals.restore()
@@ -265,6 +262,9 @@ class Agent:
             case FoundHung(worker, fields):
                 self._reporter.tell("hung", worker=worker, **fields)
                 self._act(self._policy.hung(worker) if message.kill else [], now)
+            case RingNews(kind, fields, workers):
+                self._attempt(lambda: give_up(self._ledger, workers))
+                self._reporter.tell(kind, **fields)
             case Interrupted(number):
                 self._interrupt(number, now)
             case LedgerAway(reason):
@@ -378,6 +378,8 @@ class Agent:
             self._done_noted = True
             self._attempt(self._note_done)
         self._reporter.look(now, workers=len(self._crew))
+        if self._among is not None:
+            self._among.look(now)
 
     def _look_at_events(self, now: float) -> None:
         for event in self._history.reader.poll():

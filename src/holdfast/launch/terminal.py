@@ -124,6 +124,15 @@ class Narrator:
         at = first_line_of_code(str(event.get("stacks", "")))
         return f"{event.get('worker')} hangs: {event.get('reason')}" + (f"; it is at {at}" if at else "")
 
+    def _on_host_silent(self, event: Mapping[str, Any]) -> str:
+        return f"host {event.get('host')} is silent: no heartbeat for {event.get('seconds')} s"
+
+    def _on_host_back(self, event: Mapping[str, Any]) -> str:
+        return f"host {event.get('host')} beats again, after {event.get('seconds')} s"
+
+    def _on_host_given_up(self, event: Mapping[str, Any]) -> str:
+        return f"the workers of host {event.get('host')} are given up: {event.get('reason')}"
+
     def _on_view(self, event: Mapping[str, Any]) -> str:
         number = int(event.get("view", 0))
         if number <= self._view:

@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.detection.beat import Beat
 from holdfast.detection.pages import FOLDER, Note, Page
-from holdfast.detection.progress import Limits, Sight, Suspicion, suspect
+from holdfast.detection.progress import Level, Limits, Sight, Suspicion, suspect
 from holdfast.detection.ward import Process, Verdict, Ward
 from holdfast.launch.proc import busiest_state, family_cpu_s, process_started
 from holdfast.launch.settings import RunSettings
@@ -36,6 +36,15 @@ class FoundHung:
     worker: str
     fields: Mapping[str, Any]
     kill: bool
+
+
+@dataclass(frozen=True)
+class Glance:
+    """How a worker looks at the moment. `waits_s`: for so long it has waited for others."""
+
+    level: Level
+    step: int
+    waits_s: float
 
 
 def limits_of(settings: RunSettings) -> Limits:
@@ -59,6 +68,7 @@ class Watchman:
         self._beats: dict[str, Beat] = {}
         self._members: frozenset[str] = frozenset()
         self._late: frozenset[str] = frozenset()
+        self._glances: Mapping[str, Glance] = {}  # replaced, never changed
         self._find_at = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-watchman", daemon=True)
@@ -68,6 +78,10 @@ class Watchman:
         """A view holds: its members, on all hosts, and whom they left behind. Only those are judged; others wait, and
         leases tell of them."""
         self._members, self._late = frozenset(members), frozenset(late)
+
+    def glances(self) -> Mapping[str, Glance]:
+        """Of the last look, for any thread."""
+        return self._glances
 
     def close(self) -> None:
         self._stopping.set()
@@ -102,6 +116,10 @@ class Watchman:
         for verdict in self._ward.judge(processes, self._members, self._late):
             if verdict.worker in self._pages:
                 self._conclude(verdict)
+        self._glances = {
+            worker: Glance(self._ward.suspicion(worker).level, beat.step, self._ward.waits_s(worker))
+            for worker, beat in self._beats.items()
+        }
 
     def _forget(self, worker: str) -> None:
         self._pages.pop(worker).close()

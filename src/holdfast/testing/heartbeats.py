@@ -1,8 +1,9 @@
-"""Heartbeats in a ring of many workers, simulated: what they cost each, and how soon a loss is noticed.
+"""Heartbeats in the ring of many hosts, simulated: what they cost each agent, and how soon a loss is noticed.
 
     python -m holdfast.testing.heartbeats --workers 10 --workers 1000 --workers 10000 --seed 1
 
-Seeded, without processes. Beats are delayed and now and then lost, workers are lost one by one and a host at a time.
+Seeded, without processes or sockets; the neighbours and their constants are those that ship. Beats are delayed and now
+and then lost, and hosts are lost one by one, and two neighbours at a time.
 """
 
 from __future__ import annotations
@@ -11,29 +12,26 @@ import argparse
 import random
 import statistics
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.core.words import host_of, worker_id
-from holdfast.detection.phi import Intervals, phi
-from holdfast.detection.progress import BEAT_DEVIATION_S, PHI_HUNG
-from holdfast.detection.ring import watch_lists
+from holdfast.detection.neighbours import Neighbours
+from holdfast.detection.ring import BEAT_S, LOOK_S, predecessors, successors
+from holdfast.detection.tidings import Crew, Tidings
 
-BEAT_S = 0.25
-LOOK_S = 0.1
-SILENT_S = 0.8
 DELAY_S = 0.005  # of a message, on average
-LOST = 0.01  # of the messages
-PER_HOST = 8
+LOST = 0.01  # of the messages: TCP sends them again
+AGAIN_S = 0.2
+PER_HOST = 8  # workers
 LEARNT_S = 20.0
-LOSSES = 30  # workers whose loss is looked at, and as many hosts, or all
+LOSSES = 30  # hosts whose loss is looked at, and as many pairs of neighbours
 
 
 @dataclass(frozen=True)
 class Outcome:
     workers: int
-    sent_per_s: float  # by the worker that sends most
-    heard_per_s: float  # by the worker that hears most
+    hosts: int
+    sent_per_s: float  # by the agent that sends most
+    heard_per_s: float  # by the agent that hears most
     noticed_s: float  # median over the losses, of the first watcher that noticed
     noticed_s_worst: float
     false_alarms: int
@@ -42,28 +40,25 @@ class Outcome:
 
 def simulate(workers: int, seed: int) -> Outcome:
     chance = random.Random(f"{seed} {workers}")
-    members = [worker_id(slot, 1, f"h{host}") for host in range(-(-workers // PER_HOST)) for slot in range(PER_HOST)]
-    members = members[:workers]
-    watches = watch_lists(members)
-    watchers: dict[str, list[str]] = {member: [] for member in members}
-    for member, watched in watches.items():
-        for one in watched:
-            watchers[one].append(member)
-    sent = Counter({member: len(heard_by) for member, heard_by in watchers.items()})
+    hosts = [f"h{number:05}" for number in range(max(2, -(-workers // PER_HOST)))]
+    targets = {host: successors(hosts, host) for host in hosts} if len(hosts) <= 200 else _some(hosts, chance)
+    heard = Counter(target for chosen in targets.values() for target in chosen)
     noticed: list[float] = []
     false_alarms = unnoticed = 0
-    for victims in _losses(members, chance):
+    chosen = chance.sample(hosts, min(LOSSES, len(hosts)))
+    for victims in [{host} for host in chosen] + [{host, successors(hosts, host)[0]} for host in chosen]:
+        watchers = [host for host in successors(hosts, min(victims)) if host not in victims]
         lost_at = LEARNT_S + chance.uniform(0.0, BEAT_S)
-        for victim in chance.sample(victims, min(2, len(victims))):
-            times = [_notice(lost_at, chance) for watcher in watchers[victim] if watcher not in victims]
-            false_alarms += sum(time is None for time in times)
-            found = [time for time in times if time is not None]
-            unnoticed += not times
-            noticed += [min(found) - lost_at] if found else []
+        times = [_notice(hosts, watcher, min(victims), lost_at, chance) for watcher in watchers]
+        false_alarms += sum(time is None for time in times)
+        found = [time for time in times if time is not None]
+        unnoticed += not times
+        noticed += [min(found) - lost_at] if found else []
     return Outcome(
         workers,
-        max(sent.values()) / BEAT_S,
-        max(map(len, watches.values())) / BEAT_S,
+        len(hosts),
+        max(map(len, targets.values())) / BEAT_S,
+        max(heard.values()) / BEAT_S,
         round(statistics.median(noticed), 3),
         round(max(noticed), 3),
         false_alarms,
@@ -71,34 +66,32 @@ def simulate(workers: int, seed: int) -> Outcome:
     )
 
 
-def _losses(members: Sequence[str], chance: random.Random) -> list[list[str]]:
-    """Single workers, and whole hosts where there is more than one."""
-    singles = [[member] for member in chance.sample(members, min(LOSSES, len(members)))]
-    hosts = sorted({host_of(member) for member in members})
-    chosen = set(chance.sample(hosts, min(LOSSES, len(hosts)))) if len(hosts) > 1 else set()
-    by_host: dict[str, list[str]] = {}
-    for member in members:
-        if host_of(member) in chosen:
-            by_host.setdefault(host_of(member), []).append(member)
-    return singles + list(by_host.values())
+def _some(hosts: list[str], chance: random.Random) -> dict[str, tuple[str, ...]]:
+    """Of so many hosts, some, with all that beat to them: the ring looks the same everywhere."""
+    picked = chance.sample(hosts, 50)
+    near = {other for host in picked for other in (host, *predecessors(hosts, host))}
+    return {host: successors(hosts, host) for host in near}
 
 
-def _notice(lost_at: float, chance: random.Random) -> float | None:
-    """When one watcher is sure of the loss; None if it was sure of one before there was any."""
+def _notice(hosts: list[str], watcher: str, victim: str, lost_at: float, chance: random.Random) -> float | None:
+    """When one watcher says that it is silent; None if it said so before there was anything to say."""
     arrivals = []
     at = chance.uniform(0.0, BEAT_S)
     while at < lost_at:
-        if chance.random() >= LOST:
-            arrivals.append(at + chance.expovariate(1.0 / DELAY_S))
+        again_s = AGAIN_S if chance.random() < LOST else 0.0
+        arrivals.append(at + again_s + chance.expovariate(1.0 / DELAY_S))
         at += BEAT_S
-    kept, last, following = Intervals(), arrivals[0], 1
-    now = last + chance.uniform(0.0, LOOK_S)
+    arrivals = sorted(arrivals, reverse=True)
+    neighbours = Neighbours(watcher)
+    neighbours.arrange([watcher, victim, *predecessors(hosts, watcher)])
+    now = chance.uniform(0.0, LOOK_S)
     while True:
-        while following < len(arrivals) and arrivals[following] <= now:
-            kept.add(arrivals[following] - last)
-            last, following = arrivals[following], following + 1
-        silence_s = now - last
-        if silence_s >= SILENT_S and phi(silence_s, kept.history(), deviation_s_min=BEAT_DEVIATION_S) >= PHI_HUNG:
+        while arrivals and arrivals[-1] <= now:  # the thread wakes for each
+            arrived = arrivals.pop()
+            neighbours.elapse(arrived)
+            neighbours.take(Tidings(host=victim, crew=Crew()), arrived)
+        neighbours.elapse(now)
+        if any(found.host == victim for found in neighbours.look()):
             return now if now >= lost_at else None
         now += LOOK_S
 
