@@ -1,4 +1,4 @@
-"""The command line: `holdfast run`, `status`, `scale`, `stop`, `runs`, `checkpoint`, `ledger`, `keys`.
+"""The command line: `holdfast run`, `status`, `events`, `scale`, `stop`, `runs`, `checkpoint`, `ledger`, `keys`.
 
 Starts without torch.
 
@@ -9,15 +9,18 @@ otherwise the script's own.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast.cli.checkpoint import add_arguments as add_checkpoint_arguments
+from holdfast.cli.events import add_arguments as add_events_arguments
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
 from holdfast.cli.saving import add_checkpoint_flags, checkpoint_settings
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError
@@ -48,6 +51,9 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
+        # What waits in the stream's buffer would raise once more when the interpreter ends.
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
 
@@ -60,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     status = _with_run(commands.add_parser("status", help="how a run is doing"))
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(command=_status)
+
+    add_events_arguments(_with_run(commands.add_parser("events", help="what happened in a run, in order")))
 
     scale = _with_run(commands.add_parser("scale", help="change the number of workers of a run"))
     scale.add_argument("workers", type=int, metavar="N")

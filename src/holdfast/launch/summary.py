@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.events.telling import count, slow_sentence
+
 FAILURES = ("failed", "killed", "hung", "died while no agent ran")
 WORKERS_KEPT = 4096
 SKIPPED_KEPT = 100_000
@@ -188,14 +190,6 @@ class RunRecord:
             record.state = state
 
 
-def slow_sentence(event: Mapping[str, Any]) -> str:
-    times, since_s, costs = (float(event[name]) for name in ("times", "since_s", "costs"))
-    return (
-        f"a shard takes it {times:.1f} times as long as the others, noticed after {since_s:.0f} s; that costs "
-        f"{costs:.0%} of what all could do; it has {event['shards']} shards now"
-    )
-
-
 def progress_line(record: RunRecord, *, workers: int) -> str:
     """`step 120/1000 · loss 0.4312 · 5,230 samples/s · 4 workers · view 7 · 2 failures survived`."""
     parts = [f"step {record.step}" + (f"/{record.steps}" if record.steps else "")]
@@ -247,10 +241,6 @@ def closing_lines(record: RunRecord, name: str) -> list[str]:
 def _left_out(record: RunRecord) -> list[str]:
     parts = [count(record.rewinds, "rewind")] if record.rewinds else []
     return parts + ([f"{count(len(record.skipped), 'step')} skipped"] if record.skipped else [])
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _duration(seconds: float) -> str:
