@@ -10,11 +10,12 @@ from holdfast.cli.control import find_run, ledger_of
 from holdfast.core.errors import LedgerError, ProtocolError
 from holdfast.core.words import KEY_LIARS, KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_whole
 from holdfast.detection.progress import Limits
-from holdfast.events import read_events
+from holdfast.events import EventReader
+from holdfast.events.accounting import Spent
 from holdfast.launch.directory import RunDirectory, home_directory, runs_in
 from holdfast.launch.presence import other_hosts
 from holdfast.launch.proc import find_workers, process_state
-from holdfast.launch.summary import RunRecord
+from holdfast.launch.summary import RunRecord, time_line
 from holdfast.launch.watchman import levels
 
 
@@ -41,7 +42,7 @@ def show_runs(home: str | None) -> int:
 def gather(directory: RunDirectory) -> dict[str, Any]:
     """Everything that is known. The ledger is asked if an agent serves it; the events tell the rest."""
     record = RunRecord()
-    for event in read_events(directory.events):
+    for event in EventReader(directory.events).stream():
         record.feed(event)
     described = directory.read()
     living = {found.worker: found.pid for found in find_workers(directory.path)}
@@ -72,6 +73,7 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "slow": {worker: why for worker, why in record.slow.items() if worker in record.members} if living else {},
         "liars": dict(record.liars),
         "storage_away": dict(record.unsaved) if living else {},
+        "time": _time(record, set(living), time.time() if living else None),
         "digest": (record.finished or {}).get("digest"),
         "ended": record.ended or None,
         "command": described.get("command"),
@@ -89,6 +91,23 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         for worker, pid in sorted(living.items())
     ]
     return status
+
+
+def _time(record: RunRecord, living: set[str], now: float | None) -> dict[str, Any] | None:
+    """Where it went, in seconds of workers' time; None in a run whose workers keep no account."""
+    if not record.time.told:
+        return None
+    run = record.time.run(now, living)
+    each = record.time.workers(now, living)
+    return {
+        "goodput": run.goodput,
+        "seconds": _rounded(run),
+        "workers": {worker: {"goodput": spent.goodput, "seconds": _rounded(spent)} for worker, spent in each.items()},
+    }
+
+
+def _rounded(spent: Spent) -> dict[str, float]:
+    return {category: round(seconds, 3) for category, seconds in spent.seconds.items()}
 
 
 def _health(directory: RunDirectory, described: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -187,6 +206,8 @@ def _lines(status: dict[str, Any]) -> list[str]:
         lines.append(f"checkpoint: step {status['checkpoint']} in {status['checkpoint_uri']}")
     elif status["checkpoint_uri"]:
         lines.append(f"checkpoint: none yet in {status['checkpoint_uri']}")
+    if status["time"] is not None:
+        lines.append(time_line(Spent(status["time"]["seconds"])))
     for worker, reason in status["storage_away"].items():
         lines.append(f"storage: {worker} cannot save, and its newest snapshot waits in memory: {reason}")
     for worker, why in status["slow"].items():
