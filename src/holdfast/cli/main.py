@@ -133,6 +133,9 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--audit-every", type=int, default=100, metavar="N", help="steps to compare workers' states in")
     run.add_argument("--strikes", type=int, default=3, metavar="N", help="times a slot's worker may be found wrong")
+    run.add_argument(
+        "--metrics", nargs="?", const="127.0.0.1:9464", metavar="ADDR:PORT", help="serve /metrics for Prometheus"
+    )
     _add_directory(run)
     # Everything from the script on is the script's own, whatever it looks like.
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a module")
@@ -159,7 +162,8 @@ def _version() -> str:
 
 def _run(options: argparse.Namespace) -> int:
     from holdfast.launch.agent import run_agent
-    from holdfast.launch.directory import fresh_name, home_directory
+    from holdfast.launch.directory import RunDirectory, fresh_name, home_directory
+    from holdfast.launch.metrics import metrics_beside, split_address
     from holdfast.launch.patience import parse_patience
     from holdfast.launch.settings import RunSettings, host_name
 
@@ -169,6 +173,7 @@ def _run(options: argparse.Namespace) -> int:
         )
     module = options.module is not None
     words = list(options.module if module else options.script)
+    numbers_at = split_address(options.metrics, words)
     if words and words[0] == "--":
         del words[0]
     if not words:
@@ -204,7 +209,8 @@ def _run(options: argparse.Namespace) -> int:
     settings.validate()
     if options.run is None:
         settings = replace(settings, name=fresh_name(home, settings.script, now=time.time()))
-    return run_agent(settings, home)
+    with metrics_beside(RunDirectory(home, settings.name, settings.host), numbers_at):
+        return run_agent(settings, home)
 
 
 def _keys_create(options: argparse.Namespace) -> int:

@@ -9,10 +9,10 @@ from typing import Any
 from holdfast.cli.control import find_run, ledger_of
 from holdfast.core.errors import LedgerError, ProtocolError
 from holdfast.core.words import KEY_LIARS, KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_whole
-from holdfast.detection.progress import Limits
 from holdfast.events import EventReader
 from holdfast.events.accounting import Spent
 from holdfast.launch.directory import RunDirectory, home_directory, runs_in
+from holdfast.launch.metrics import described_limits
 from holdfast.launch.presence import other_hosts
 from holdfast.launch.proc import find_workers, process_state
 from holdfast.launch.summary import RunRecord, time_line
@@ -112,12 +112,6 @@ def _rounded(spent: Spent) -> dict[str, float]:
 
 def _health(directory: RunDirectory, described: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What the heartbeats say, by the limits that the run was started with."""
-    default = Limits()
-    limits = Limits(
-        stuck_s=described.get("stuck_after_s", default.stuck_s) or None,
-        hang_s=described.get("hang_after_s", default.hang_s) or None,
-        silent_s=max(default.silent_s, float(described.get("lease_s") or 0.0)),
-    )
     return {
         worker: {
             "level": suspicion.level.words,
@@ -126,7 +120,7 @@ def _health(directory: RunDirectory, described: dict[str, Any]) -> dict[str, dic
             "at_step": beat.step,
             "reason": suspicion.reason or None,
         }
-        for worker, (suspicion, beat) in levels(directory.path, limits, time.monotonic()).items()
+        for worker, (suspicion, beat) in levels(directory.path, described_limits(described), time.monotonic()).items()
     }
 
 

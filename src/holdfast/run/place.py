@@ -52,7 +52,6 @@ from holdfast.run.recalling import Recaller
 from holdfast.run.rewinding import Rewinding
 from holdfast.run.snapshot_desk import SnapshotDesk
 from holdfast.run.sockets import listens_everywhere, open_tcp, open_unix
-from holdfast.run.spending import HeldUp, Spending
 from holdfast.run.worker import Worker
 from holdfast.state.snapshot import Holder
 from holdfast.state.transfer import serve
@@ -178,7 +177,6 @@ class Place:
         feed = LedgerFeed(self.ledger, registration, self.mailbox, self.events, lease_s=self.lease_s)
         rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None)
         checkpoints = self._checkpoints(config, holder, saving, feed, rewinding)
-        spending = Spending(self.events)
         machine = self._machine(
             config, exact, holder, two_rounds=two_rounds, saves=isinstance(checkpoints, Checkpoints)
         )
@@ -203,8 +201,7 @@ class Place:
             desk=desk,
             events=self.events,
             outage_s=config.outage_s,
-            checkpoints=HeldUp(checkpoints, spending) if isinstance(checkpoints, Checkpoints) else checkpoints,
-            spending=spending,
+            checkpoints=checkpoints,
             rewinding=rewinding,
             audits=Audits(
                 machine.audits,

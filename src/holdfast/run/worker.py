@@ -38,7 +38,7 @@ from holdfast.run.meeting import Connected, Meeting, Unreachable
 from holdfast.run.pausing import Pauses
 from holdfast.run.rewinding import Rewinding
 from holdfast.run.snapshot_desk import SnapshotDesk
-from holdfast.run.spending import Spending
+from holdfast.run.spending import HeldUp, Spending
 from holdfast.state.snapshot import Holder, Snapshot
 from holdfast.trust.keys import Keys
 
@@ -70,7 +70,6 @@ class Worker:
         checkpoints: NoCheckpoints,
         audits: Audits,
         rewinding: Rewinding,
-        spending: Spending | None = None,
         outage_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,8 +83,8 @@ class Worker:
         self._desk = desk
         self._events = events
         self._pauses = Pauses(feed, events, outage_s=outage_s)
-        self.spending = spending or Spending()
-        self._checkpoints = checkpoints
+        self.spending = Spending(events)
+        self._checkpoints = HeldUp(checkpoints, self.spending)
         self.audits = audits
         self._pace = Pace()
         self._clock = clock
