@@ -1,4 +1,5 @@
-"""The command line: `holdfast run`, `status`, `scale`, `stop`, `runs`, `checkpoint`, `ledger`, `keys`.
+"""The command line: `holdfast run`, `status`, `dashboard`, `scale`, `stop`, `runs`, `checkpoint`, `ledger`,
+`keys`.
 
 Starts without torch.
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast.cli.checkpoint import add_arguments as add_checkpoint_arguments
+from holdfast.cli.dashboard import add_dashboard_arguments, add_dashboard_flag, beside, split_port
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
 from holdfast.cli.saving import add_checkpoint_flags, checkpoint_settings
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError
@@ -60,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     status = _with_run(commands.add_parser("status", help="how a run is doing"))
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(command=_status)
+
+    add_dashboard_arguments(_with_run(commands.add_parser("dashboard", help="show a run in the browser")))
 
     scale = _with_run(commands.add_parser("scale", help="change the number of workers of a run"))
     scale.add_argument("workers", type=int, metavar="N")
@@ -125,6 +129,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--audit-every", type=int, default=100, metavar="N", help="steps to compare workers' states in")
     run.add_argument("--strikes", type=int, default=3, metavar="N", help="times a slot's worker may be found wrong")
+    add_dashboard_flag(run)
     _add_directory(run)
     # Everything from the script on is the script's own, whatever it looks like.
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a module")
@@ -161,6 +166,7 @@ def _run(options: argparse.Namespace) -> int:
         )
     module = options.module is not None
     words = list(options.module if module else options.script)
+    port = split_port(options, words)
     if words and words[0] == "--":
         del words[0]
     if not words:
@@ -196,7 +202,8 @@ def _run(options: argparse.Namespace) -> int:
     settings.validate()
     if options.run is None:
         settings = replace(settings, name=fresh_name(home, settings.script, now=time.time()))
-    return run_agent(settings, home)
+    with beside(home, settings.name, settings.host, port):
+        return run_agent(settings, home)
 
 
 def _keys_create(options: argparse.Namespace) -> int:

@@ -226,6 +226,9 @@ class Fold:
         before, self.members, self.view = self.members, members, number
         self.view_reason = str(event.get("reason", ""))
         self._crew_changed = self.number
+        if not before:
+            for lane in self.lanes.values():
+                lane.count_from(at, self.number)
         present = set(members)
         for worker in before:
             if worker not in present and self._state_of(worker) in l.LIVING:

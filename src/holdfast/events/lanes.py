@@ -23,7 +23,7 @@ _WEIGHTS: Final = {DEAD: 8.0, RECOVERING: 4.0, JOINING: 2.0}  # these are looked
 class Lane:
     """One slot. `stretches` are (from, state, worker); each lasts until the next, the last one until now."""
 
-    __slots__ = ("_seconds", "changed", "name", "order", "state", "stretches", "worker")
+    __slots__ = ("_counted_from", "_seconds", "changed", "name", "order", "state", "stretches", "worker")
 
     def __init__(self, name: str, order: tuple[str, int]) -> None:
         self.name = name
@@ -33,6 +33,11 @@ class Lane:
         self.changed = 0  # the number of the event that last changed it
         self.stretches: list[tuple[float, str, str]] = []
         self._seconds: dict[str, float] = {}
+        self._counted_from = 0.0
+
+    def count_from(self, at: float, number: int) -> None:
+        """Seconds are counted from here on: what was before, the start of the run, is nobody's loss."""
+        self._seconds, self._counted_from, self.changed = {}, at, number
 
     def move(self, state: str, worker: str, at: float, number: int) -> None:
         """From `at` on the slot's worker is in this state. Clocks differ a little: time never goes back."""
@@ -41,7 +46,7 @@ class Lane:
         if self.stretches:
             since, was, _ = self.stretches[-1]
             at = max(at, since)
-            self._seconds[was] = self._seconds.get(was, 0.0) + at - since
+            self._seconds[was] = self._seconds.get(was, 0.0) + max(0.0, at - max(since, self._counted_from))
         if self.stretches and self.stretches[-1][0] == at:
             self.stretches.pop()
         if not self.stretches or self.stretches[-1][1:] != (state, worker):
@@ -55,7 +60,7 @@ class Lane:
         result = dict(self._seconds)
         if self.stretches:
             since, state, _ = self.stretches[-1]
-            result[state] = result.get(state, 0.0) + max(0.0, now - since)
+            result[state] = result.get(state, 0.0) + max(0.0, now - max(since, self._counted_from))
         return result
 
     def _coarsen(self) -> None:
@@ -74,11 +79,17 @@ class Lane:
             kept.append(stretch)
         self.stretches = kept
 
+    def _totals(self) -> list[tuple[str, float]]:
+        """Of the stretches that are over, and the one that is not: whoever shows it adds the time since."""
+        return sorted({self.state: 0.0, **self._seconds}.items())
+
     def picture(self) -> dict[str, Any]:
         """The state of a stretch is its place in STATES."""
         return {
             "name": self.name,
             "worker": self.worker,
             "state": self.state,
+            "seconds": {state: round(seconds, 3) for state, seconds in self._totals()},
+            "counted_from": round(self._counted_from, 3),
             "stretches": [[round(at, 3), STATES.index(state), worker] for at, state, worker in self.stretches],
         }

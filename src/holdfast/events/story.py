@@ -36,7 +36,7 @@ class Story(Fold):
         return (end - begin) / (last - first) if last > first else 0.0
 
     def seconds(self, now: float) -> dict[str, float]:
-        """The time of all slots, by state."""
+        """The time of all slots, by state, since the first view."""
         total: dict[str, float] = {}
         for lane in self.lanes.values():
             for state, seconds in lane.seconds(now).items():
