@@ -33,6 +33,7 @@ BODY_BYTES_MAX = 4096
 PERIOD_S = 0.4  # between two messages of a stream, at least
 QUIET_S = 10.0  # then a comment tells that the stream lives
 IDLE_S = 30.0
+CLOSE_S = 0.1  # until it is noticed that the server shall end
 TOKEN_HEADER = "X-Holdfast-Token"
 PAGE = Path(__file__).parent / "page"
 TYPES: Final = {
@@ -80,7 +81,9 @@ class Dashboard(ThreadingHTTPServer):
         except OverflowError as error:
             raise ConfigError(f"{port} is not a port", hint="ports are from 1 to 65535; 0 is any free one") from error
         self.keeper = StoryKeeper(directory)
-        self._thread = threading.Thread(target=self.serve_forever, name="holdfast-dashboard", daemon=True)
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(CLOSE_S,), name="holdfast-dashboard", daemon=True
+        )
         self._thread.start()
 
     @property

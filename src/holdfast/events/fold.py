@@ -80,7 +80,6 @@ class Fold:
         self._shares: dict[str, int] = {}
         self._paces: dict[str, float] = {}
         self._pids: dict[str, int] = {}  # of living workers, by id
-        self._registered: set[str] = set()  # of those
         self._unsettled: set[str] = set()  # lanes that a step brings to computing
         self._pace: deque[tuple[float, int]] = deque(maxlen=PACE_EVENTS)
         self._recent: dict[str, deque[tuple[int, Event]]] = {}
@@ -191,7 +190,6 @@ class Fold:
             known.pop(worker, None)
         self.cut_off.discard(worker)
         self.unsaved.discard(worker)
-        self._registered.discard(worker)
         failed, evicted = reason in FAILURES, reason == "evicted"
         self.failures += failed
         self.evictions += evicted
@@ -211,12 +209,12 @@ class Fold:
 
     def _on_registered(self, event: Event, at: float) -> None:
         worker = str(event["who"])
-        if self._lane(worker) is None:
-            return
-        self._registered.add(worker)
         if worker not in self.members:
-            complete = bool(self.members) and len(self.members) >= self.size
-            self._move(worker, l.SPARE if complete else l.JOINING, at)
+            self._move(worker, self._arriving(), at)
+
+    def _arriving(self) -> str:
+        """Who comes while the view is complete is a spare, however far it is."""
+        return l.SPARE if self.members and len(self.members) >= self.size else l.JOINING
 
     def _on_view(self, event: Event, at: float) -> None:
         number = int(event["view"])
@@ -240,7 +238,7 @@ class Fold:
         if len(members) >= self.size:
             for name in tuple(self._unsettled):
                 lane = self.lanes[name]
-                if lane.state == l.JOINING and lane.worker not in present and lane.worker in self._registered:
+                if lane.state == l.JOINING and lane.worker not in present:
                     self._move(lane.worker, l.SPARE, at)
 
     def _on_lost(self, event: Event, at: float) -> None:

@@ -174,7 +174,7 @@ export function showCrew(story, drain) {
   byId("crew").hidden = !story.crew.length;
   rowsOf("crew", story.crew, (one) => one.lane, () => {
     const row = make("tr");
-    for (const kind of ["", "", "", "text less", "number", "number less", "number", "for-actions"]) row.append(make("td", { class: kind }));
+    for (const kind of ["", "", "", "text less", "number least", "number less", "number", "for-actions"]) row.append(make("td", { class: kind }));
     row.cells[1].append(make("span", { class: "badge" }, make("i"), make("span")));
     return row;
   }, (row, one) => {

@@ -132,7 +132,7 @@ export class Timeline {
     if (!points.length) [low, high] = [0, 1];
     if (fromZero) low = Math.min(0, low);
     if (high <= low) [low, high] = [low - Math.abs(low) * 0.1 - 0.5, high + Math.abs(high) * 0.1 + 0.5];
-    const ticks = nice(low, high, 3);
+    const ticks = nice(low, high, 4);
     low = Math.min(low, ticks[0]);
     const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - top);
     for (const value of ticks) {
