@@ -1,4 +1,5 @@
-"""The command line: `holdfast run`, `status`, `events`, `scale`, `stop`, `runs`, `checkpoint`, `ledger`, `keys`.
+"""The command line: `holdfast run`, `status`, `events`, `dashboard`, `scale`, `stop`, `runs`, `checkpoint`, `ledger`,
+`keys`.
 
 Starts without torch.
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast.cli.checkpoint import add_arguments as add_checkpoint_arguments
+from holdfast.cli.dashboard import add_dashboard_arguments, add_dashboard_flag, beside, split_port
 from holdfast.cli.events import add_arguments as add_events_arguments
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
 from holdfast.cli.saving import add_checkpoint_flags, checkpoint_settings
@@ -68,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(command=_status)
 
     add_events_arguments(_with_run(commands.add_parser("events", help="what happened in a run, in order")))
+    add_dashboard_arguments(_with_run(commands.add_parser("dashboard", help="show a run in the browser")))
 
     scale = _with_run(commands.add_parser("scale", help="change the number of workers of a run"))
     scale.add_argument("workers", type=int, metavar="N")
@@ -136,6 +139,8 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--metrics", nargs="?", const="127.0.0.1:9464", metavar="ADDR:PORT", help="serve /metrics for Prometheus"
     )
+    run.add_argument("--tensorboard", metavar="DIR", help="write the run's curves there, for TensorBoard")
+    add_dashboard_flag(run)
     _add_directory(run)
     # Everything from the script on is the script's own, whatever it looks like.
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a module")
@@ -166,6 +171,7 @@ def _run(options: argparse.Namespace) -> int:
     from holdfast.launch.metrics import metrics_beside, split_address
     from holdfast.launch.patience import parse_patience
     from holdfast.launch.settings import RunSettings, host_name
+    from holdfast.launch.tensorboard import curves_beside
 
     if options.ledger and options.run is None:
         raise ConfigError(
@@ -174,6 +180,7 @@ def _run(options: argparse.Namespace) -> int:
     module = options.module is not None
     words = list(options.module if module else options.script)
     numbers_at = split_address(options.metrics, words)
+    port = split_port(options, words)
     if words and words[0] == "--":
         del words[0]
     if not words:
@@ -209,7 +216,9 @@ def _run(options: argparse.Namespace) -> int:
     settings.validate()
     if options.run is None:
         settings = replace(settings, name=fresh_name(home, settings.script, now=time.time()))
-    with metrics_beside(RunDirectory(home, settings.name, settings.host), numbers_at):
+    directory = RunDirectory(home, settings.name, settings.host)
+    curves = curves_beside(directory, options.tensorboard)
+    with curves, metrics_beside(directory, numbers_at), beside(home, settings.name, settings.host, port):
         return run_agent(settings, home)
 
 

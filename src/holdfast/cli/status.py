@@ -6,11 +6,12 @@ import json
 import time
 from typing import Any
 
-from holdfast.cli.control import find_run, ledger_of
+from holdfast.cli.control import find_run
 from holdfast.core.errors import LedgerError, ProtocolError
 from holdfast.core.words import KEY_LIARS, KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_whole
 from holdfast.events import EventReader
 from holdfast.events.accounting import Spent
+from holdfast.launch.asking import ledger_of
 from holdfast.launch.directory import RunDirectory, home_directory, runs_in
 from holdfast.launch.metrics import described_limits
 from holdfast.launch.presence import other_hosts

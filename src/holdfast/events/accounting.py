@@ -21,6 +21,8 @@ WORKERS_KEPT = 4096  # whose shares are told one by one; those of more that have
 # A slot that one of these has left empty waits for another; who left for other reasons is not replaced.
 _REPLACED = ("failed", "killed", "hung", "evicted", "died while no agent ran")
 
+_STRENGTH = ("agent_started", "scaled", "view", "worker_exited")
+
 
 @dataclass
 class _Life:
@@ -82,7 +84,8 @@ class Accounting:
     def _feed(self, event: Mapping[str, Any]) -> None:
         when, who, kind = float(event["t"]), str(event["who"]), event["kind"]
         self.last = max(self.last, when)
-        self._strength.feed(event, when)
+        if kind in _STRENGTH:
+            self._strength.feed(event, when)
         if kind == "worker_started":
             self._began(str(event["worker"]), when)
         elif kind == "worker_exited":
