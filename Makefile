@@ -7,12 +7,13 @@ STAMP := $(VENV)/.installed
 ETCD := $(VENV)/.etcd
 NETWORK := $(VENV)/.network
 HADOOP := $(VENV)/.hadoop
+BROWSER := $(VENV)/.browser
 # Real workers share the cores with the tests around them: more than two at a time only slows all down.
 JOBS ?= 2
 
 .PHONY: install demo test lint format bench soak clean
 
-install: $(STAMP) $(ETCD) $(NETWORK) $(HADOOP)
+install: $(STAMP) $(ETCD) $(NETWORK) $(HADOOP) $(BROWSER)
 
 # torch comes first and exactly: a range would bring a build of several gigabytes.
 $(STAMP): pyproject.toml
@@ -35,6 +36,11 @@ $(NETWORK): scripts/install_network_tools.sh $(STAMP)
 # For checkpoints on HDFS. Never fails either; fetches 220 MB once.
 $(HADOOP): scripts/install_hadoop.sh $(STAMP)
 	scripts/install_hadoop.sh
+	touch $@
+
+# For the dashboard's page. Never fails either.
+$(BROWSER): scripts/install_browser.sh $(STAMP)
+	scripts/install_browser.sh
 	touch $@
 
 demo: install
@@ -64,6 +70,7 @@ bench: install
 	$(BIN)/python benchmarks/notice.py --check --json notice.json
 	$(BIN)/python benchmarks/detection.py --check --json detection.json
 	$(BIN)/python benchmarks/stragglers.py --check --json stragglers.json
+	$(BIN)/python benchmarks/dashboard.py --check --json dashboard.json
 
 # Ten seeds of 40 faults each on real processes, five on three hosts, 220 kills during saves, and a million simulated
 # schedules.

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from holdfast.core.errors import ConfigError
-from holdfast.core.words import KEY_SIZE, KEY_STOP, encode_json
+from holdfast.core.words import KEY_SIZE, encode_json
+from holdfast.launch.asking import ask_to_stop, ledger_of
 from holdfast.launch.directory import RunDirectory, home_directory, runs_in
-from holdfast.launch.ledgers import open_ledger
-from holdfast.launch.proc import find_workers
 from holdfast.launch.settings import check_name, check_workers, host_name
-from holdfast.ledger.port import Ledger
 
 
 def find_run(name: str, home: str | None) -> RunDirectory:
@@ -34,19 +27,6 @@ def find_run(name: str, home: str | None) -> RunDirectory:
     return found[0]
 
 
-@contextmanager
-def ledger_of(directory: RunDirectory) -> Iterator[Ledger]:
-    described = directory.read()
-    socket = directory.recorded_ledger_socket()
-    assert socket is not None
-    url = str(described.get("ledger") or "")
-    ledger = open_ledger(url, directory.name, socket, b"" if url else directory.secret())
-    try:
-        yield ledger
-    finally:
-        ledger.close()
-
-
 def scale(name: str, home: str | None, workers: int) -> int:
     check_workers(workers)
     directory = find_run(name, home)
@@ -63,20 +43,5 @@ def scale(name: str, home: str | None, workers: int) -> int:
 
 
 def stop(name: str, home: str | None) -> int:
-    """Without an agent there is no ledger to say it through, but a worker leaves in order on SIGTERM as well."""
-    directory = find_run(name, home)
-    if directory.agent() is not None:
-        with ledger_of(directory) as ledger:
-            ledger.put(KEY_STOP, encode_json({"reason": "holdfast stop"}))
-        print(f"run {name} is asked to stop: workers finish the step and leave")
-        return 0
-    living = find_workers(directory.path)
-    if not living:
-        raise ConfigError(f"run {name} does not run", hint=f"see `holdfast status {name}`")
-    for found in living:
-        try:
-            os.kill(found.pid, signal.SIGTERM)
-        except ProcessLookupError:
-            pass
-    print(f"run {name} has no agent; its {len(living)} workers are asked to finish the step and leave")
+    print(ask_to_stop(find_run(name, home), "holdfast stop"))
     return 0

@@ -32,6 +32,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "no_longer_slow": ("step", "worker"),
     "late": ("worker", "step", "waited_s", "expected_s"),  # the others go on without it; by the one who proposed it
     "caught_up": ("worker", "step", "duration_s", "behind"),  # who was late has the state again, `behind` steps later
+    # where its time went so far, what it is in, gradient bytes reduced so far, and the memory it has
+    "spent": ("seconds", "doing", "bytes", "memory_bytes"),
     "waiting": ("step", "reason"),  # it does not get on, and why
     "checkpoint": ("step", "uri", "bytes", "duration_s", "held_s"),  # it has committed one
     "resumed": ("step", "uri", "bytes", "duration_s"),  # from a checkpoint: no worker was left

@@ -21,6 +21,7 @@ KEY_ROLLS = "roll/"  # + id: whom this worker could reach when its view had brok
 KEY_DEAD = "dead/"  # + id: the agent saw this worker's process end
 KEY_CHECKPOINT = "checkpoint"  # {"step": N, "uri": ...}: the newest that is committed
 KEY_STOP = "stop"  # {"reason": ...}: finish the step and leave in order
+KEY_SAVE = "save"  # {"reason": ..., "at": ...}: save after the next step; each change of it asks once
 KEY_DONE = "done"  # {"step": N, "digest": ...}: the run is finished
 KEY_LIARS = "liar/"  # + id: {"step": N, "what": ..., "host": ...}: the others found this worker's bits wrong
 KEY_REWINDS = "rewinds"  # how often the run went back, how far, and which steps it passes: core/rewinds.py

@@ -26,7 +26,7 @@ from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.checkpoint.storage.port import Storage
 from holdfast.core.config import RunConfig
 from holdfast.core.errors import ConfigError, IntegrityError, StorageError, StorageUnavailable
-from holdfast.core.words import KEY_CHECKPOINT, encode_json, host_of
+from holdfast.core.words import KEY_CHECKPOINT, KEY_SAVE, encode_json, host_of
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.run.clearing import Clearing
@@ -117,6 +117,7 @@ class Checkpoints(NoCheckpoints):
         self._state_bytes = 0
         self._search_at: float | None = None
         self._said = ""
+        self._asked: int | None = None  # the last request that was made before we came, or that a save has met
         self._saver = Saver(
             (lambda: open_storage(settings.uri)) if settings.uri else None,
             Told(self._saved, self._trouble, self._recovered, self._warn),
@@ -133,13 +134,25 @@ class Checkpoints(NoCheckpoints):
         return self._saver.is_busy
 
     def is_due(self, step: int, *, first: bool) -> bool:
-        return self._schedule.is_due(step, self._clock(), first=first)
+        return self._schedule.is_due(step, self._clock(), first=first) or self._is_asked_for(first=first)
+
+    def _is_asked_for(self, *, first: bool) -> bool:
+        """Whether somebody wants one now. Only the first member looks, so that it is one save."""
+        request = self._request()
+        if self._asked is None:
+            self._asked = request
+        return first and request > self._asked
+
+    def _request(self) -> int:
+        entry = self._feed.entry(KEY_SAVE)
+        return entry.revision if entry is not None else 0
 
     def save(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float], *, mark: int = 0) -> None:
         """Begin to save the state as it is now, after `step` steps."""
         started = self._clock()
         snapshot = self._holder.capture(step)
         self._schedule.begun(step, started)
+        self._asked = self._request()
         rank, count, place = members.index(self._me), len(members), self._place(members)
         if not self._saver.begin(snapshot, rank=rank, count=count, metrics=metrics, place=place, mark=mark):
             self._events.write("warning", text=f"step {step} is not saved: an earlier checkpoint is still on its way")

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import ConfigError, Evicted
+from holdfast.core.spending import REDUCING
 from holdfast.core.words import KEY_DONE, encode_json
 from holdfast.data.cursor import Cursor
 from holdfast.data.loader import ShardLoader
 from holdfast.data.seeding import derive_seed, seed_everything
 from holdfast.data.shards import ShardPlan
 from holdfast.detection.beat import Activity
-from holdfast.detection.heartbeat import Heartbeat, Pulse
+from holdfast.detection.heartbeat import Heartbeat
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.modes.diverging import Losses
@@ -94,7 +95,7 @@ class Run:
         self._arrived: Snapshot | None = None  # the state that I came with, while I pass loops that were over before
         self._optimizer_parameters = check_optimizer(optimizer, exact)
         self._reporter = Reporter(events, worker.machine)
-        self._pulse = Pulse()
+        self._pulse = worker.spending
         self._heart: Heartbeat | None = None
         optimizer.register_step_pre_hook(self._check_optimizer_call)
 
@@ -275,6 +276,7 @@ class Run:
             self._feed.put(KEY_DONE, encode_json(self._end))
         self._worker.close()
         self._feed.close()
+        self._pulse.tell()
         self._events.close()
 
 
@@ -377,7 +379,9 @@ class Step:
 
     def _load(self, missed: Kept | None) -> None:
         run = self._run
-        kept = run._worker.loaded(self.number, run._guard.inspect, missed)
+        with run._pulse.during(REDUCING):
+            kept = run._worker.loaded(self.number, run._guard.inspect, missed)
+        run._pulse.reduced_bytes += kept.memory.nbytes
         self.samples = run.plan.batch if self.number not in run._worker.rewinding.passed else 0
         if kept.shards is not None and run._loops.cursor is not None:
             self._shards = kept.shards

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from holdfast.core.errors import CorruptionError, Evicted, IntegrityError, PeerError, Stopped
+from holdfast.core.spending import REDUCING
 from holdfast.core.words import Registration
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
@@ -40,6 +41,7 @@ from holdfast.run.pausing import Pauses
 from holdfast.run.punctual import Punctual
 from holdfast.run.rewinding import Rewinding
 from holdfast.run.snapshot_desk import SnapshotDesk
+from holdfast.run.spending import HeldUp, Spending
 from holdfast.state.snapshot import Holder, Snapshot
 from holdfast.trust.keys import Keys
 
@@ -86,7 +88,8 @@ class Worker(Punctual):
         self._catching = catching
         self._events = events
         self._pauses = Pauses(feed, events, outage_s=outage_s)
-        self._checkpoints = checkpoints
+        self.spending = Spending(events)
+        self._checkpoints = HeldUp(checkpoints, self.spending)
         self.audits = audits
         self._pace = Pace()
         self._clock = clock
@@ -117,6 +120,7 @@ class Worker(Punctual):
             if self._directive is not None and not self._must_pause(self._directive):
                 directive, self._directive = self._directive, None
                 self._pauses.over()
+                self.spending.go_on(broken=self._broken_at is not None)
                 return directive
             self._wait()
 
@@ -201,6 +205,7 @@ class Worker(Punctual):
                 self._perform(effect)
 
     def _wait(self) -> None:
+        self.spending.look(self.machine.phase, broken=self._broken_at is not None)
         if self._checkpoints.is_search_due(self._clock()):
             self._search()
             return
@@ -316,7 +321,8 @@ class Worker(Punctual):
         group = self._group
         assert group is not None
         try:
-            resumed = self.gradients.reduce(group, effect, self._interrupted)
+            with self.spending.during(REDUCING):
+                resumed = self.gradients.reduce(group, effect, self._interrupted)
         except BrokenGroup as error:
             self._queue.appendleft(m.ReductionFailed(effect.step, error.peer, error.reason))
             return
@@ -407,14 +413,8 @@ class Worker(Punctual):
         if self._broken_at is not None:
             duration_s = self._clock() - self._broken_at
             self._broken_at = None
-            view = self.machine._number()
-            self._events.write(
-                "recovered",
-                view=view,
-                step=effect.step,
-                duration_s=round(duration_s, 4),
-                recomputed_shards=self._recomputed,
-            )
+            about = {"view": self.machine._number(), "step": effect.step, "duration_s": round(duration_s, 4)}
+            self._events.write("recovered", **about, recomputed_shards=self._recomputed)
             self._recomputed = 0
 
     def _late(self, effect: Late) -> None:
@@ -431,14 +431,8 @@ class Worker(Punctual):
             raise Evicted(end.reason)
         if end.kind == "rewind" and (found := self.audits.found) is not None:
             # Every member that is not accused asks for the same.
-            self.rewind(
-                back_to=found.good or 0,
-                passed=(),
-                reason=end.reason,
-                kind=CORRUPTION,
-                evict=found.liars,
-                rewinds_max=REWINDS_MAX,
-            )
+            more = {"kind": CORRUPTION, "evict": found.liars, "rewinds_max": REWINDS_MAX}
+            self.rewind(back_to=found.good or 0, passed=(), reason=end.reason, **more)
         if end.kind == "corrupt":
             raise CorruptionError(end.reason, hint=self.audits.what_to_do())
         step, view = self.machine.next, self.machine.view

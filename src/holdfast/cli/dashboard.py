@@ -1,0 +1,80 @@
+"""`holdfast dashboard`, and the page that `holdfast run --dashboard` serves beside the agent."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.core.errors import ConfigError
+
+PORT = 8642
+PORT_MAX = 65535
+
+
+def add_dashboard_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Show a run in the browser, while it goes on or afterwards. On this machine only."
+    parser.add_argument("--port", type=int, default=PORT, metavar="P", help=f"default: {PORT}; 0: any that is free")
+    parser.add_argument(
+        "--actions", action="store_true", help="let the page drain workers, save and stop; prints a secret address"
+    )
+    parser.set_defaults(command=show)
+
+
+def add_dashboard_flag(run: argparse.ArgumentParser) -> None:
+    run.add_argument(
+        "--dashboard", nargs="?", const=str(PORT), metavar="PORT", help=f"show the run in the browser (default: {PORT})"
+    )
+
+
+def show(options: argparse.Namespace) -> int:
+    from holdfast.cli.control import find_run
+    from holdfast.dashboard.server import Dashboard
+
+    directory = find_run(options.run, options.dir)
+    check_port(options.port)
+    dashboard = Dashboard(directory, options.port, token=secrets.token_urlsafe(24) if options.actions else "")
+    print(f"run {directory.name}: {dashboard.url}", flush=True)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        print()
+    finally:
+        dashboard.close()
+    return 0
+
+
+def check_port(port: int) -> None:
+    if not 0 <= port <= PORT_MAX:
+        raise ConfigError(f"{port} is not a port", hint=f"ports are from 1 to {PORT_MAX}; 0 is any that is free")
+
+
+def split_port(options: argparse.Namespace, words: list[str]) -> int | None:
+    """The port of `--dashboard [PORT]`; None without it. A word after it that is no number begins the script's."""
+    if options.dashboard is None:
+        return None
+    if not options.dashboard.isdecimal():
+        words.insert(0, options.dashboard)
+        return PORT
+    check_port(int(options.dashboard))
+    return int(options.dashboard)
+
+
+@contextmanager
+def beside(home: Path, name: str, host: str, port: int | None) -> Iterator[None]:
+    """A dashboard for as long as the agent runs. A port that is taken is said before anything is started."""
+    if port is None:
+        yield
+        return
+    from holdfast.dashboard.server import Dashboard
+    from holdfast.launch.directory import RunDirectory
+
+    dashboard = Dashboard(RunDirectory(home, name, host), port)
+    print(f"holdfast | dashboard: {dashboard.url}", flush=True)
+    try:
+        yield
+    finally:
+        dashboard.close()

@@ -1,0 +1,308 @@
+"""The dashboard's server: on loopback, from the standard library, read-only unless it has a token for actions.
+
+Threads: `holdfast-dashboard` accepts, and each connection has a thread of its own, at most CONNECTIONS_MAX of them.
+They only read: pictures from the keeper, the page from memory. An action goes through launch/asking.py.
+
+Whoever asks must say in `Host` that it looks at this machine itself: another site's name that was made to lead here
+(DNS rebinding) is refused. Nothing is allowed to other origins, and the page may load nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import sys
+import threading
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.dashboard.keeper import StoryKeeper, encode
+from holdfast.events.metrics import CONTENT_TYPE
+from holdfast.launch.asking import ask_to_save, ask_to_stop, drain
+from holdfast.launch.directory import RunDirectory
+from holdfast.launch.metrics import RunMetrics
+
+HOST = "127.0.0.1"
+CONNECTIONS_MAX = 64
+STREAMS_MAX = 16
+BODY_BYTES_MAX = 4096
+PERIOD_S = 0.4  # between two messages of a stream, at least
+QUIET_S = 10.0  # then a comment tells that the stream lives
+IDLE_S = 30.0
+CLOSE_S = 0.1  # until it is noticed that the server shall end
+TOKEN_HEADER = "X-Holdfast-Token"
+PAGE = Path(__file__).parent / "page"
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_LOCAL = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+_METHODS = ("GET", "HEAD", "POST")
+
+
+class Dashboard(ThreadingHTTPServer):
+    """Serves one run's page until it is closed. `token`: what actions need; empty: there are none."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 32
+
+    def __init__(self, directory: RunDirectory, port: int, *, token: str = "") -> None:
+        self.token = token
+        self.directory = directory
+        self.metrics = RunMetrics(directory)
+        self.connections = threading.Semaphore(CONNECTIONS_MAX)
+        self.streams = threading.Semaphore(STREAMS_MAX)
+        self.files = {f"/static/{path.name}": path.read_bytes() for path in PAGE.iterdir() if path.suffix in TYPES}
+        self.files["/"] = self.files["/static/index.html"]
+        try:
+            super().__init__((HOST, port), Handler)
+        except OSError as error:
+            raise ConfigError(
+                f"the dashboard cannot listen on port {port}: {error.strerror or error}",
+                hint="choose another one with --port, or 0 for any that is free",
+            ) from error
+        except OverflowError as error:
+            raise ConfigError(f"{port} is not a port", hint="ports are from 1 to 65535; 0 is any free one") from error
+        self.keeper = StoryKeeper(directory)
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(CLOSE_S,), name="holdfast-dashboard", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        address = f"http://{HOST}:{self.server_address[1]}/"
+        return f"{address}#token={self.token}" if self.token else address
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self.connections.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.connections.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away is no error, and anything else must not fill the agent's terminal."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            self.keeper.trouble = f"{type(error).__name__}: {error}"
+
+    def close(self) -> None:
+        self.keeper.close()
+        self.shutdown()
+        self.server_close()
+        self._thread.join(timeout=5.0)
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Dashboard
+    protocol_version = "HTTP/1.1"
+    server_version = "holdfast"
+    sys_version = ""
+    timeout = IDLE_S
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def do_GET(self) -> None:
+        path = self._path()
+        if path is None:
+            return
+        if path == "/story.json":
+            self._send(HTTPStatus.OK, "application/json", encode(self.server.keeper.picture()))
+        elif path == "/metrics":
+            self._send(HTTPStatus.OK, CONTENT_TYPE, self.server.metrics.text().encode())
+        elif path == "/events":
+            self._stream()
+        elif path in self.server.files:
+            kind = TYPES[Path(path).suffix or ".html"]
+            self._send(HTTPStatus.OK, kind, self.server.files[path])
+        elif path.startswith("/actions/"):
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "an action is asked for with POST")
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "there is nothing here; the page is at /")
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        path = self._path()
+        if path is None:
+            return
+        if not path.startswith("/actions/"):
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "this can only be read")
+            return
+        body = self._body()
+        if body is None:
+            return
+        if not self.server.token:
+            self._refuse(HTTPStatus.FORBIDDEN, "this dashboard is read-only; start it with --actions")
+            return
+        given = (self.headers.get(TOKEN_HEADER) or "").encode(errors="replace")
+        if not hmac.compare_digest(given, self.server.token.encode()):
+            self._refuse(HTTPStatus.FORBIDDEN, "the token is missing or wrong; open the address that was printed")
+            return
+        self._act(path.removeprefix("/actions/"), body)
+
+    def _act(self, action: str, body: dict[str, Any]) -> None:
+        directory = self.server.directory
+        try:
+            if action == "stop":
+                said = ask_to_stop(directory, "the dashboard")
+            elif action == "save":
+                said = ask_to_save(directory, "the dashboard")
+            elif action == "drain":
+                worker = body.get("worker")
+                if not isinstance(worker, str) or not worker:
+                    self._refuse(HTTPStatus.BAD_REQUEST, "which worker?")
+                    return
+                said = drain(directory, worker)
+            else:
+                self._refuse(HTTPStatus.NOT_FOUND, "there is no such action")
+                return
+        except ConfigError as error:
+            self._refuse(HTTPStatus.CONFLICT, error.message)
+        except (HoldfastError, OSError) as error:
+            self._refuse(HTTPStatus.CONFLICT, f"the run did not take it: {str(error).partition(chr(10))[0]}")
+        else:
+            self._send(HTTPStatus.OK, "application/json", encode({"said": said}))
+
+    # -- the stream ----------------------------------------------------------------------------------------
+
+    def _stream(self) -> None:
+        """Server-sent events: the story first, or what has come since the id that the browser saw last."""
+        if self.command == "HEAD":
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "a stream has a body")
+            return
+        if not self.server.streams.acquire(blocking=False):
+            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many browsers look at this run", {"Retry-After": "5"})
+            return
+        try:
+            self.close_connection = True
+            self._head(HTTPStatus.OK, "text/event-stream", {"Connection": "close", "X-Accel-Buffering": "no"})
+            self.wfile.write(b"retry: 1000\n\n")
+            self._follow(*self._resumes_after())
+        except OSError:
+            pass  # the browser went away
+        finally:
+            self.server.streams.release()
+
+    def _resumes_after(self) -> tuple[int, int]:
+        epoch, _, number = (self.headers.get("Last-Event-ID") or "").partition("-")
+        if epoch == self.server.keeper.epoch and re.fullmatch(r"\d{1,15}", number):
+            return int(number), -1
+        return 0, -1
+
+    def _follow(self, since: int, facts: int) -> None:
+        keeper = self.server.keeper
+        last = time.monotonic()
+        while not keeper.is_closed:
+            picture = keeper.picture(since, facts)
+            since, facts = picture["number"], picture["facts_number"]
+            self.wfile.write(b"id: %s-%d\ndata: %s\n\n" % (keeper.epoch.encode(), since, encode(picture)))
+            last = time.monotonic()
+            time.sleep(PERIOD_S)
+            while not keeper.is_closed and not keeper.wait(since, facts, QUIET_S):
+                if time.monotonic() - last >= QUIET_S:
+                    self.wfile.write(b": still here\n\n")
+
+    # -- parts ---------------------------------------------------------------------------------------------
+
+    def _path(self) -> str | None:
+        """The path of a request that may be answered; None if it was refused."""
+        if not _LOCAL.fullmatch(self.headers.get("Host") or ""):
+            self.close_connection = True
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "this page is for this machine alone: open it as 127.0.0.1")
+            return None
+        origin = self.headers.get("Origin")
+        site = self.headers.get("Sec-Fetch-Site", "none")
+        if (origin is not None and origin != f"http://{self.headers['Host']}") or site not in ("none", "same-origin"):
+            self.close_connection = True
+            self._refuse(HTTPStatus.FORBIDDEN, "this page is not for other sites")
+            return None
+        try:
+            return urlsplit(self.path).path
+        except ValueError:
+            self._refuse(HTTPStatus.BAD_REQUEST, "that is no address")
+            return None
+
+    def _body(self) -> dict[str, Any] | None:
+        self.close_connection = True  # whatever is left of a body that is refused is not a request
+        length = self.headers.get("Content-Length") or ""
+        if not re.fullmatch(r"\d{1,6}", length) or "Transfer-Encoding" in self.headers:
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, "an action needs a body of a known length")
+            return None
+        if int(length) > BODY_BYTES_MAX:
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "an action is a few words")
+            return None
+        if self.headers.get_content_type() != "application/json":
+            self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "an action is JSON")
+            return None
+        try:
+            value = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            self._refuse(HTTPStatus.BAD_REQUEST, "that is no JSON object")
+            return None
+        return value
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes, more: dict[str, str] | None = None) -> None:
+        self._head(status, kind, {"Content-Length": str(len(body)), **(more or {})})
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _head(self, status: HTTPStatus, kind: str, more: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, **HEADERS, **more}.items():
+            self.send_header(name, value)
+        if self.close_connection and "Connection" not in more:
+            self.send_header("Connection", "close")
+        self.end_headers()
+
+    def _refuse(self, status: HTTPStatus, sentence: str, more: dict[str, str] | None = None) -> None:
+        self._send(status, "application/json", encode({"error": sentence}), more)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the library finds wrong with a request, in our words; it is always the asker's fault."""
+        self.close_connection = True
+        if not hasattr(self, "command") or self.command is None:
+            self.command = "GET"
+        if code == HTTPStatus.NOT_IMPLEMENTED:
+            status, sentence = HTTPStatus.METHOD_NOT_ALLOWED, f"there is {', '.join(_METHODS)}"
+            self._refuse(status, sentence, {"Allow": ", ".join(_METHODS)})
+            return
+        status = HTTPStatus(code) if 400 <= code < 500 else HTTPStatus.BAD_REQUEST
+        self._refuse(status, "that is no request that can be answered")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the terminal belongs to the run."""
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except (TimeoutError, OSError):
+            self.close_connection = True
