@@ -1,4 +1,4 @@
-"""The command line: `holdfast run`, `status`, `scale`, `stop`, `runs`, `checkpoint`, `ledger`, `keys`.
+"""The command line: `holdfast run`, `status`, `scale`, `stop`, `runs`, `checkpoint`, `ledger`, `drill`, `keys`.
 
 Starts without torch.
 
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast.cli.checkpoint import add_arguments as add_checkpoint_arguments
+from holdfast.cli.drill import add_arguments as add_drill_arguments
+from holdfast.cli.drill import split as split_drill
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
 from holdfast.cli.saving import add_checkpoint_flags, checkpoint_settings
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError
@@ -40,7 +42,10 @@ def entry() -> NoReturn:
 
 def main(arguments: Sequence[str]) -> int:
     try:
+        arguments, words = split_drill(arguments)
         options = _parser().parse_args(arguments)
+        if words:
+            options.words = words
         return int(options.command(options))
     except HoldfastError as error:
         print(f"holdfast: {error}", file=sys.stderr)
@@ -76,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser("checkpoint", help="list, check, convert and delete checkpoints"), _Parser
     )
     add_ledger_arguments(commands.add_parser("ledger", help="an etcd for runs on several hosts"), _Parser)
+    add_drill_arguments(commands.add_parser("drill", help="break a training on purpose, and prove what came of it"))
     _add_keys(commands.add_parser("keys", help="make the keys of a run on several hosts"))
     return parser
 

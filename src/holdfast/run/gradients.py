@@ -22,6 +22,7 @@ from holdfast.reduce.reduction import Brought, Kept, Path, bring, mean_metrics, 
 from holdfast.reduce.sums import Sums
 
 TENSORS_MAX = 1 << 20
+Shares = tuple[tuple[str, tuple[int, ...]], ...]  # who brings which shards, in rank order
 
 
 class Gradients:
@@ -32,6 +33,7 @@ class Gradients:
         self.passed: frozenset[int] = frozenset()  # steps to which nobody brings anything
         self.sums = sums
         self.kept: Kept | None = None
+        self.counted: dict[int, Shares] = {}  # of the last step that was reduced here: whose shards were added
         self.metrics: dict[str, dict[int, float]] = {}  # of my shards of this step: name -> shard -> value
         self._me = me
         self._shards = shards
@@ -80,6 +82,7 @@ class Gradients:
             self.kept = Kept(effect.step, layout, nothing, frozenset(), {}, lambda: True)
             return path.bulk
         check_coverage(self.sums.tree, effect.shards, notes)
+        self.counted = {effect.step: effect.shards}
         memory, is_intact = path.reduce(effect.step, layout, group.view.members, notes)
         self.kept = Kept(effect.step, layout, memory, present_in(layout, notes), mean_metrics(notes), is_intact)
         return path.bulk
