@@ -58,8 +58,8 @@ FAULTS: dict[str, Entry] = {
     ),
     "ledger-down": Entry(
         "--ledger-down 20s",
-        "The ledger is away for 20 s. On one host it lives in the agent: that is killed, and started again. On several, "
-        "all members of etcd are killed.",
+        "The ledger is away for 20 s. On one host it lives in the agent: that is killed, and started again. On "
+        "several, all members of etcd are killed.",
     ),
     "storage-down": Entry(
         "--storage-down 30s",
@@ -72,9 +72,9 @@ FAULTS: dict[str, Entry] = {
     ),
     "corrupt": Entry(
         "--corrupt gradient",
-        "One bit flips in one worker's memory: in a gradient, a parameter or the optimizer's state. This one is done by "
-        "the drill's starter inside the worker: from outside nobody finds a gradient in time. Gradients are audited at "
-        "every shard then (--audit 1), states at every 10 steps, in both runs.",
+        "One bit flips in one worker's memory: in a gradient, a parameter or the optimizer's state. This one is done "
+        "by the drill's starter inside the worker: from outside nobody finds a gradient in time. Gradients are audited "
+        "at every shard then (--audit 1), states every 10 steps, in both runs.",
     ),
 }
 

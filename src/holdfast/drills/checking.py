@@ -1,4 +1,4 @@
-"""Did the promises hold? Compares a run with faults and a quiet one, promise by promise. Pure: records in, verdicts out.
+"""Did the promises hold? Compares a run with faults and a quiet one, promise by promise. Pure.
 
 What is looked at: the digests of the weights in the `finished` events; the traces, in which every worker wrote after
 every step which bits each tensor had and whose shards were added up; and the event logs.
@@ -52,7 +52,8 @@ class Outcome:
 
     def history(self) -> dict[int, Entry]:
         """What became of each step: of a run that went back, what came after; never the word of one that was wrong."""
-        since, liars, found = self.went_back_at, self.liars, {}
+        since, liars = self.went_back_at, self.liars
+        found: dict[int, Entry] = {}
         for entry in sorted(self.trace.entries, key=lambda entry: (entry.at <= since, entry.at)):
             if entry.worker not in liars:
                 found.setdefault(entry.step, entry)

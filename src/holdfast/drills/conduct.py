@@ -1,7 +1,7 @@
 """A drill from beginning to end: the quiet run, the run with faults, the comparison, the report.
 
-The quiet run comes first: it says how long the script trains, and whether it gets through at all. Everything happens in a
-directory of its own, which is removed if the promises held.
+The quiet run comes first: it says how long the script trains, and whether it gets through at all. Everything happens in
+a directory of its own, which is removed if the promises held.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Conductor:
         _say(f"{time.monotonic() - self._began:6.1f} s  {text}")
 
     def _tell_recoveries(self, injector: Injector, fresh: list[Entry]) -> None:
-        self._waiting += [one for one in injector.done[self._seen :]]
+        self._waiting += injector.done[self._seen :]
         self._seen = len(injector.done)
         if not self._waiting or not fresh:
             return

@@ -16,6 +16,7 @@ from holdfast.drills.checking import Verdict
 from holdfast.drills.figures import Figures
 from holdfast.drills.plan import Plan
 from holdfast.drills.schedule import Done, Planned
+from holdfast.launch.summary import count
 
 WORDS = {True: "held", False: "broken", None: "not judged"}
 
@@ -37,23 +38,26 @@ code { font: 13px/1.4 ui-monospace, monospace; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; } .wide > svg { display: block; min-width: 720px; width: 100%; height: auto; }
 table { border-collapse: collapse; width: 100%; } th { text-align: left; font-weight: 600; color: var(--faint); }
 td, th { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td.number { font-variant-numeric: tabular-nums; white-space: nowrap; } td.word { white-space: nowrap; font-weight: 600; }
+td.number { font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.word { white-space: nowrap; font-weight: 600; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--fore); } svg .tick, svg .lane { fill: var(--faint); }
 .grid { stroke: var(--line); } .trains { fill: var(--trains); } .waits { fill: var(--waits); }
 .outage { fill: var(--outage); } svg .outage-name { fill: var(--faint); }
-svg .mark { fill: var(--mark); font-size: 15px; font-weight: 700; paint-order: stroke; stroke: var(--back); stroke-width: 3px; }
+svg .mark { fill: var(--mark); font-size: 15px; font-weight: 700; paint-order: stroke; stroke: var(--back);
+  stroke-width: 3px; }
 .fault { stroke: var(--mark); stroke-opacity: .35; } .rate { fill: none; stroke: var(--trains); stroke-width: 2; }
-.quiet { stroke: var(--good); stroke-dasharray: 5 4; } svg .quiet-name { fill: var(--good); } .bar { fill: var(--trains); }
+.quiet { stroke: var(--good); stroke-dasharray: 5 4; } svg .quiet-name { fill: var(--good); }
+.bar { fill: var(--trains); }
 """
 
 HOW = """
-<p class="faint">The quiet run is the same script with the same arguments and number of workers, and nothing injected. In
-both runs every worker writes after every step a digest of each tensor of the model and whose shards were added up.
+<p class="faint">The quiet run is the same script with the same arguments and number of workers, and nothing injected.
+In both runs every worker writes after every step a digest of each tensor of the model and whose shards were added up.
 <b>exact</b>: the digests are equal at every step, and so are those of the weights at the end. <b>every step once</b>:
-no worker applied a step twice or left one out, and all workers agree. <b>every sample once</b>: of every step each shard
-was added up once; which samples a shard has is computed from the seed. <b>Recovery</b> is the time from the fault to the
-next committed step; where a worker was lost, to the first step without it. <b>Goodput</b> is the time that the quiet run took
-for the same steps, over the time that they took here, while faults were injected.</p>
+no worker applied a step twice or left one out, and all workers agree. <b>every sample once</b>: of every step each
+shard was added up once; which samples a shard has is computed from the seed. <b>Recovery</b> is the time from the fault
+to the next committed step; where a worker was lost, to the first step without it. <b>Goodput</b> is the time that the
+quiet run took for the same steps, over the time that they took here, while faults were injected.</p>
 """
 
 
@@ -163,7 +167,8 @@ def html(drill: Drill) -> str:
         f'<h2>{title}</h2>{legend}<div class="wide">{svg}</div>' for title, svg, legend in plotted if svg
     )
     colour = "good" if drill.held else "bad"
-    command = shlex.join(drill.script)
+    command, plan = shlex.join(drill.script), drill.plan
+    asked = f"{plan.workers} workers, {count(plan.spares, 'spare')}, seed {plan.seed}"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
@@ -171,7 +176,7 @@ def html(drill: Drill) -> str:
 <title>Drill of {escape(Path(drill.script[0]).name)}: {escape(drill.headline())}</title><style>{STYLE}</style></head>
 <body><main>
 <h1 class="{colour}">{escape(drill.headline().capitalize())}</h1>
-<div class="faint"><code>{escape(command)}</code>, {drill.plan.workers} workers, {drill.plan.spares} spares, seed {drill.plan.seed}</div>
+<div class="faint"><code>{escape(command)}</code>, {asked}</div>
 <ul class="tiles">{_tiles(drill)}</ul>
 <h2>Promises</h2><div class="wide"><table>{_promises(drill)}</table></div>
 {sections}

@@ -1,8 +1,10 @@
-"""The starter that a drill puts before the user's script, in every worker: `holdfast run … -m holdfast.drills.rig script.py …`.
+"""The starter that a drill puts before the user's script, in every worker.
+
+    holdfast run … -m holdfast.drills.rig script.py arguments…
 
 Writes a trace: after every step that is applied, the digest of each tensor of the model, the view, and whose shards
-counted. Looks then whether there is an order for this worker to flip a bit. The script sees nothing of it; what it costs
-is one hash over the weights a step, and only in drills.
+counted. Looks then whether there is an order for this worker to flip a bit. The script sees nothing of it; what it
+costs is one hash over the weights a step, and only in drills.
 """
 
 from __future__ import annotations
@@ -95,7 +97,8 @@ class Flipper:
                 handle.remove()
                 self._flip(step, [parameter.grad], "gradient", rng)
 
-        handle = rng.choice(trained).register_post_accumulate_grad_hook(accumulated)
+        chosen: Any = rng.choice(trained)
+        handle = chosen.register_post_accumulate_grad_hook(accumulated)
 
     def _flip(self, step: int, tensors: list[torch.Tensor], kind: str, rng: random.Random) -> None:
         try:
