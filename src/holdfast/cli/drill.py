@@ -35,7 +35,7 @@ def add_arguments(drill: argparse.ArgumentParser) -> None:
     drill.add_argument("--list", action="store_true", help="explain every fault")
     drill.add_argument("--show", action="store_true", help="print the schedule of faults, and do nothing")
     drill.add_argument("--workers", type=int, metavar="N", help="how many workers train (default: 4)")
-    drill.add_argument("--spares", type=int, metavar="K", help="workers that wait to replace others (default: 1)")
+    drill.add_argument("--spares", type=int, metavar="K", help="workers that wait to replace others (default: 2)")
     drill.add_argument("--hosts", type=int, metavar="N", help="in network namespaces (default: 1; --partition: 2)")
     drill.add_argument("--for", metavar="T", help="how long faults are injected (default: 60s)")
     drill.add_argument("--seed", type=int, metavar="S", help="which faults come when (default: 0)")

@@ -153,9 +153,7 @@ def _steps_once(quiet: Outcome, faulty: Outcome) -> Verdict:
     expected = set(range(len(quiet.history())))
     if history.keys() != expected:
         wrong = sorted(history.keys() ^ expected)
-        text = (
-            f"{len(history)} steps, and {len(expected)} in the quiet run; the first that is in one only is {wrong[0]}"
-        )
+        text = f"{len(history)} steps, and {len(expected)} in the quiet run; the first in one only is {wrong[0]}"
         return Verdict(name, False, text)
     since = faulty.went_back_at
     for entry in faulty.trace.entries:

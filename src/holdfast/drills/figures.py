@@ -1,8 +1,8 @@
 """What a drill measured: recovery times, goodput, throughput. Pure; all times come from the traces.
 
 Recovery: from the fault to the next committed step. Where somebody is lost (killed, stopped, cut off, found wrong),
-that is the first step in a view without the lost one. Goodput: the time that the quiet run took for the same steps, over
-the time that they took here, while faults were injected.
+that is the first step in a view without the lost one. Goodput: the time that the quiet run took for the same steps,
+over the time that they took here, while faults were injected.
 """
 
 from __future__ import annotations

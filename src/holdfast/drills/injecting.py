@@ -1,7 +1,8 @@
 """Does the faults of a schedule to a run, from outside, and writes down what was done when.
 
 Owned by the drill's main thread; each slow worker has a thread of its own that stops and continues it. A fault that
-needs a survivor waits until there is one; who is meant is decided when it happens, from the schedule's number and who lives.
+needs a survivor waits until there is one; who is meant is decided when it happens, from the schedule's number and who
+lives.
 """
 
 from __future__ import annotations

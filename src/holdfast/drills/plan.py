@@ -41,7 +41,7 @@ class Plan:
     """Zero, none and empty mean: not this fault."""
 
     workers: int = 4
-    spares: int = 1
+    spares: int = 2  # a worker takes seconds to start: one would be missing whenever two die in that time
     hosts: int = 1
     for_s: float = 60.0
     seed: int = 0
