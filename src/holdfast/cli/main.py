@@ -1,5 +1,5 @@
 """The command line: `holdfast run`, `status`, `events`, `dashboard`, `scale`, `stop`, `runs`, `checkpoint`, `ledger`,
-`keys`.
+`drill`, `keys`.
 
 Starts without torch.
 
@@ -23,6 +23,8 @@ from typing import Any, NoReturn
 from holdfast.cli.checkpoint import add_arguments as add_checkpoint_arguments
 from holdfast.cli.dashboard import add_dashboard_arguments, add_dashboard_flag, beside, split_port
 from holdfast.cli.events import add_arguments as add_events_arguments
+from holdfast.cli.drill import add_arguments as add_drill_arguments
+from holdfast.cli.drill import split as split_drill
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
 from holdfast.cli.saving import add_checkpoint_flags, checkpoint_settings
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError
@@ -45,7 +47,10 @@ def entry() -> NoReturn:
 
 def main(arguments: Sequence[str]) -> int:
     try:
+        arguments, words = split_drill(arguments)
         options = _parser().parse_args(arguments)
+        if words:
+            options.words = words
         return int(options.command(options))
     except HoldfastError as error:
         print(f"holdfast: {error}", file=sys.stderr)
@@ -87,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser("checkpoint", help="list, check, convert and delete checkpoints"), _Parser
     )
     add_ledger_arguments(commands.add_parser("ledger", help="an etcd for runs on several hosts"), _Parser)
+    add_drill_arguments(commands.add_parser("drill", help="break a training on purpose, and prove what came of it"))
     _add_keys(commands.add_parser("keys", help="make the keys of a run on several hosts"))
     return parser
 

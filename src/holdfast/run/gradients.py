@@ -23,6 +23,7 @@ from holdfast.reduce.reduction import Brought, Kept, Path, bring, mean_metrics, 
 from holdfast.reduce.sums import Sums
 
 TENSORS_MAX = 1 << 20
+Shares = tuple[tuple[str, tuple[int, ...]], ...]  # who brings which shards, in rank order
 
 
 class Gradients:
@@ -34,6 +35,7 @@ class Gradients:
         self.elastic = False  # a step may have fewer shards
         self.sums = sums
         self.kept: Kept | None = None
+        self.counted: dict[int, Shares] = {}  # of the last step that was reduced here: whose shards were added
         self.metrics: dict[str, dict[int, float]] = {}  # of my shards of this step: name -> shard -> value
         self._me = me
         self._shards = shards
@@ -94,6 +96,7 @@ class Gradients:
             return path.bulk
         assert self.elastic or count == self._shards, f"step {effect.step} has the shards {effect.shards}"
         check_coverage(self.sums.tree, effect.shards, notes)
+        self.counted = {effect.step: effect.shards}
         memory, is_intact = path.reduce(effect.step, layout, group.view.members, notes)
         self.kept = Kept(effect.step, layout, memory, present_in(layout, notes), mean_metrics(notes), is_intact, shards)
         return path.bulk

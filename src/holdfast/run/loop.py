@@ -8,7 +8,7 @@ the mean over all shards, on every worker with the same bits.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from holdfast.membership import messages as m
 from holdfast.modes.diverging import Losses
 from holdfast.modes.exact import NOWHERE, Exact
 from holdfast.reduce.reduction import Kept
+from holdfast.run.gradients import Shares
 from holdfast.run.guarding import Guard
 from holdfast.run.ledger_feed import LedgerFeed
 from holdfast.run.reporting import Reporter
@@ -97,6 +98,7 @@ class Run:
         self._reporter = Reporter(events, worker.machine)
         self._pulse = worker.spending
         self._heart: Heartbeat | None = None
+        self._watcher: Callable[[int, int, Shares], None] | None = None
         optimizer.register_step_pre_hook(self._check_optimizer_call)
 
     # ---- what a script asks
@@ -145,6 +147,13 @@ class Run:
             self._heart = Heartbeat(self._pulse, run_dir, self.id, started=started)
         except OSError as error:
             self._events.write("warning", text=f"no heartbeats, so a hang will not be noticed: {error}")
+
+    def watch(self, watcher: Callable[[int, int, Shares], None]) -> None:
+        """Call it after every step that is applied, with the step, the view's number and whose shards counted.
+
+        For drills. Whose shards counted is empty where this worker was sent the result.
+        """
+        self._watcher = watcher
 
     # ---- the loop
 
@@ -209,6 +218,9 @@ class Run:
         self._exact.rebase()
         self._worker.tell(m.Applied(step.number))
         self._reporter.applied(step.number + 1, self._target, step.metrics, step.samples)
+        if self._watcher is not None:
+            view, counted = self._worker.machine.view, self._worker.gradients.counted
+            self._watcher(step.number, view.number if view else 0, counted.get(step.number, ()))
 
     def _finish(self, step: int) -> None:
         self._end = self._position(step)

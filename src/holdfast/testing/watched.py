@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,10 @@ class Watched:
         *,
         host: str = "",
         prefix: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
+        """`variables`: more of the environment, for the agent and its workers."""
+        self._variables = dict(variables or {})
         self.home = home
         self.name = name
         self.host = host
@@ -65,7 +68,11 @@ class Watched:
         command = [*self._prefix, sys.executable, "-m", "holdfast", "run", "--dir", str(self.home), "--run", self.name]
         with self.log_path.open("ab") as output:
             self.agent = subprocess.Popen(
-                [*command, *self._options, *self._script], stdout=output, stderr=output, start_new_session=True
+                [*command, *self._options, *self._script],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, **self._variables},
             )
 
     def look(self) -> None:

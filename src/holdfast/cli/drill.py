@@ -1,0 +1,96 @@
+"""`holdfast drill`: break a training on purpose, and prove what came of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import ConfigError
+
+USAGE = (
+    "holdfast drill [PLAN.toml] [options] -- script.py [arguments]\n"
+    "       holdfast drill [PLAN.toml] [options] -- -m module [arguments]\n"
+    "       holdfast drill --list"
+)
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What is the drill's own, and the script with its arguments, which may look like anything."""
+    words = list(arguments)
+    if words[:1] != ["drill"] or "--" not in words:
+        return words, []
+    place = words.index("--")
+    return words[:place], words[place + 1 :]
+
+
+def add_arguments(drill: argparse.ArgumentParser) -> None:
+    drill.usage = USAGE
+    drill.description = (
+        "Run a script quietly and then with faults from a seed, and compare: the weights, every step, every sample. "
+        "Exit code 0 only if the promises held."
+    )
+    drill.add_argument("plan", nargs="?", metavar="PLAN.toml", help="the options below, by their names; flags beat it")
+    drill.add_argument("--list", action="store_true", help="explain every fault")
+    drill.add_argument("--show", action="store_true", help="print the schedule of faults, and do nothing")
+    drill.add_argument("--workers", type=int, metavar="N", help="how many workers train (default: 4)")
+    drill.add_argument("--spares", type=int, metavar="K", help="workers that wait to replace others (default: 2)")
+    drill.add_argument("--hosts", type=int, metavar="N", help="in network namespaces (default: 1; --partition: 2)")
+    drill.add_argument("--for", metavar="T", help="how long faults are injected (default: 60s)")
+    drill.add_argument("--seed", type=int, metavar="S", help="which faults come when (default: 0)")
+    drill.add_argument("--kill-every", metavar="T", help="kill a worker about so often")
+    drill.add_argument("--stop", type=int, metavar="N", help="stop N workers for good")
+    drill.add_argument("--slow", action="append", metavar="W:Fx", help="1:5x: worker 1 is 5 times slower")
+    drill.add_argument("--partition", metavar="T", help="cut one host off for so long")
+    drill.add_argument("--ledger-down", metavar="T", help="take the ledger away for so long")
+    drill.add_argument("--storage-down", metavar="T", help="take the checkpoints' place away for so long")
+    drill.add_argument("--disk-full", nargs="?", const=True, metavar="T", help="no room for checkpoints (default: 10s)")
+    drill.add_argument("--corrupt", metavar="WHAT", help="flip a bit: of a gradient, a parameter or the optimizer")
+    drill.add_argument("--save-every", metavar="N", help="how often the runs save (default: 5s)")
+    drill.add_argument("--goodput-min", type=float, default=0.0, metavar="F", help="less goodput counts as broken")
+    drill.add_argument("--report", default="drill.html", metavar="PATH", help="the report (default: drill.html)")
+    drill.add_argument("--json", metavar="PATH", help="the same for programs")
+    drill.add_argument("--keep", action="store_true", help="keep the directory with the runs")
+    drill.set_defaults(command=_drill, words=[])
+
+
+def _drill(options: argparse.Namespace) -> int:
+    from holdfast.drills.catalogue import listing
+    from holdfast.drills.plan import option_names, parse_plan, read_plan
+    from holdfast.drills.schedule import draw
+
+    if options.list:
+        print(listing())
+        return 0
+    flags = {name: getattr(options, name.replace("-", "_")) for name in option_names()}
+    given = read_plan(Path(options.plan)) if options.plan else {}
+    plan = parse_plan({**given, **{name: value for name, value in flags.items() if value is not None}})
+    if options.show:
+        for planned in draw(plan):
+            print(f"{planned.at_s:8.1f} s  {planned.sentence()}")
+        return 0
+    return _conduct(options, plan)
+
+
+def _conduct(options: argparse.Namespace, plan: Any) -> int:
+    from holdfast.drills.conduct import Request, conduct
+    from holdfast.launch.settings import RunSettings
+
+    words: list[str] = options.words
+    if words[:1] == [] or words == ["-m"]:
+        raise ConfigError("there is nothing to drill", hint="name the script after --: holdfast drill … -- train.py")
+    module = words[0] == "-m"
+    RunSettings(name="drill", script=words[1] if module else words[0], module=module, workers=plan.workers).validate()
+    if not 0 <= options.goodput_min <= 1:
+        raise ConfigError(f"--goodput-min is {options.goodput_min:g}", hint="give a fraction from 0 to 1")
+    return conduct(
+        Request(
+            plan=plan,
+            script=tuple(words),
+            report=Path(options.report),
+            json=Path(options.json) if options.json else None,
+            keep=options.keep,
+            goodput_min=options.goodput_min,
+        )
+    )

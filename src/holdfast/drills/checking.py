@@ -1,0 +1,259 @@
+"""Did the promises hold? Compares a run with faults and a quiet one, promise by promise. Pure.
+
+What is looked at: the digests of the weights in the `finished` events; the traces, in which every worker wrote after
+every step which bits each tensor had and whose shards were added up; and the event logs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from holdfast.drills.schedule import Done
+from holdfast.drills.trace import Entry, Trace
+
+SAMPLES_MAX = 5_000_000  # counted one by one; of more, the shards are
+NAMED_MAX = 3
+SETTLE_S = 1.0  # after the ledger is gone; what was on its way may still count
+
+
+@dataclass
+class Outcome:
+    """A run as it was seen: how it ended, and what it left behind."""
+
+    trace: Trace = field(default_factory=Trace)
+    events: list[Mapping[str, Any]] = field(default_factory=list)
+    exit_code: int | None = None  # None: it was not let to its end
+    digests: Mapping[str, str] = field(default_factory=dict)  # of the workers that finished
+    last_words: str = ""
+    damaged: str | None = None  # what is wrong with the newest checkpoint; None: there is none, or nobody looked
+
+    @property
+    def digest(self) -> str:
+        """The one that all agree on, or empty."""
+        found = set(self.digests.values())
+        return found.pop() if len(found) == 1 else ""
+
+    def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
+        return [event for event in self.events if event["kind"] == kind]
+
+    @property
+    def liars(self) -> frozenset[str]:
+        """Whose bits the others found wrong."""
+        return frozenset(str(liar) for event in self.of_kind("corruption") for liar in event.get("liars", ()))
+
+    @property
+    def went_back_at(self) -> float:
+        """When it last went back to a checkpoint; 0 if it never did."""
+        return max((float(event["t"]) for kind in ("rewound", "resumed") for event in self.of_kind(kind)), default=0.0)
+
+    def history(self) -> dict[int, Entry]:
+        """What became of each step: of a run that went back, what came after; never the word of one that was wrong."""
+        since, liars = self.went_back_at, self.liars
+        found: dict[int, Entry] = {}
+        for entry in sorted(self.trace.entries, key=lambda entry: (entry.at <= since, entry.at)):
+            if entry.worker not in liars:
+                found.setdefault(entry.step, entry)
+        return found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    promise: str
+    held: bool | None  # None: it could not be judged
+    text: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    step: int
+    tensors: tuple[str, ...]
+    at: float  # when the drilled run applied that step
+
+    def sentence(self, first_fault_at: float | None) -> str:
+        others = len(self.tensors) - 1
+        more = f" and {others} other tensor{'s' * (others > 1)}" if others else ""
+        text = f"first different after step {self.step}, in {self.tensors[0]}{more}"
+        if first_fault_at is None or self.at < first_fault_at:
+            text += (
+                ", before the first fault: the script itself does not give the same bits twice; look for the time of "
+                "day, an unseeded generator or an operation that is not deterministic"
+            )
+        return text
+
+
+def check(
+    quiet: Outcome, faulty: Outcome, done: Sequence[Done], indices: Callable[[int, int], list[int]] | None
+) -> list[Verdict]:
+    """`indices`: the samples of (step, shard), by the plan that the traces name; None: that is not looked at."""
+    if faulty.exit_code is None:
+        return [Verdict("training went on", None, "the drill was interrupted; nothing is judged")]
+    verdicts = [_finished(faulty), _exact(quiet, faulty, done), _steps_once(quiet, faulty), _samples(faulty, indices)]
+    verdicts += [_nothing_undone(faulty), _one_view(faulty), *_ledger(faulty, done), *_corruption(faulty, done)]
+    if faulty.damaged is not None:
+        verdicts.append(
+            Verdict("whole checkpoints", not faulty.damaged, faulty.damaged or "the newest one verifies at the end")
+        )
+    return verdicts
+
+
+def first_difference(quiet: Outcome, faulty: Outcome) -> Difference | None:
+    one, other = quiet.history(), faulty.history()
+    for step in sorted(one.keys() & other.keys()):
+        if one[step].digests != other[step].digests:
+            names = faulty.trace.tensors_that_differ(one[step].digests, other[step].digests)
+            return Difference(step, tuple(names) or ("the list of tensors",), other[step].at)
+    return None
+
+
+def _finished(faulty: Outcome) -> Verdict:
+    name = "training went on"
+    if faulty.exit_code == 0 and faulty.digests:
+        return Verdict(name, True, "the script came to its end under the faults")
+    words = faulty.last_words.strip().splitlines()
+    return Verdict(name, False, f"the run ended with exit code {faulty.exit_code}: {words[-1] if words else 'silent'}")
+
+
+def _exact(quiet: Outcome, faulty: Outcome, done: Sequence[Done]) -> Verdict:
+    difference = first_difference(quiet, faulty)
+    first_fault_at = min((one.at for one in done), default=None)
+    if difference is not None:
+        return Verdict("exact", False, f"not the weights of the quiet run: {difference.sentence(first_fault_at)}")
+    if len(set(faulty.digests.values())) > 1:
+        said = ", ".join(f"{worker} {digest}" for worker, digest in sorted(faulty.digests.items()))
+        return Verdict("exact", False, f"the workers ended with different weights: {said}")
+    if not faulty.digest:
+        return Verdict("exact", False, "nobody finished, so there are no weights to compare")
+    if faulty.digest != quiet.digest:
+        return Verdict(
+            "exact", False, f"after the last step: the weights are {faulty.digest}, and the quiet run's {quiet.digest}"
+        )
+    steps = len(faulty.history())
+    return Verdict(
+        "exact",
+        True,
+        f"weights {faulty.digest} in both runs; every tensor has the same bits after each of {steps} steps",
+    )
+
+
+def _steps_once(quiet: Outcome, faulty: Outcome) -> Verdict:
+    name = "every step once"
+    backs = sorted(float(event["t"]) for kind in ("rewound", "resumed") for event in faulty.of_kind(kind))
+    for worker, entries in sorted(faulty.trace.of_worker().items()):
+        for before, after in pairwise(entries):
+            if after.step == before.step + 1:
+                continue
+            if after.step <= before.step and any(at <= after.at for at in backs):
+                continue  # the run went back, and says so
+            return Verdict(name, False, f"{worker} applied step {after.step} after step {before.step}")
+    history, liars = faulty.history(), faulty.liars
+    expected = set(range(len(quiet.history())))
+    if history.keys() != expected:
+        wrong = sorted(history.keys() ^ expected)
+        text = f"{len(history)} steps, and {len(expected)} in the quiet run; the first in one only is {wrong[0]}"
+        return Verdict(name, False, text)
+    since = faulty.went_back_at
+    for entry in faulty.trace.entries:
+        if entry.worker not in liars and entry.at > since and entry.digests != history[entry.step].digests:
+            other = history[entry.step]
+            tensors = faulty.trace.tensors_that_differ(entry.digests, other.digests)
+            where = tensors[0] if tensors else "their tensors"
+            text = f"{entry.worker} and {other.worker} differ after step {entry.step}, in {where}"
+            return Verdict(name, False, text)
+    workers = len(faulty.trace.of_worker())
+    return Verdict(
+        name, True, f"{len(expected)} steps, by {workers} workers in all; none was applied twice or left out by any"
+    )
+
+
+def _samples(faulty: Outcome, indices: Callable[[int, int], list[int]] | None) -> Verdict:
+    """Of each step, whose shards were added up; and which samples those are."""
+    name = "every sample once"
+    shards = int(faulty.trace.plan.get("shards", 0))
+    counted: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = {}
+    since = faulty.went_back_at
+    for entry in sorted(faulty.trace.entries, key=lambda entry: (entry.at <= since, entry.at)):
+        if entry.counted and counted.setdefault(entry.step, entry.counted) != entry.counted and entry.at > since:
+            return Verdict(name, False, f"of step {entry.step} workers added up different shards")
+    for step in sorted(faulty.history()):
+        added = sorted(shard for _, of_member in counted.get(step, ()) for shard in of_member)
+        if added != list(range(shards)):
+            known = f"shards {added} were added up, not each of 0 to {shards - 1} once"
+            return Verdict(
+                name, False, f"of step {step} {known if step in counted else 'nobody says what was added up'}"
+            )
+    text = f"each of the {shards} shards of each step was added up once"
+    plan = faulty.trace.plan
+    if indices is None or len(counted) * int(plan.get("batch", 0)) > SAMPLES_MAX:
+        return Verdict(name, True, text)
+    wrong = _uneven(counted.keys(), indices, plan)
+    return Verdict(name, not wrong, wrong or f"{text}, and no sample is twice in an epoch")
+
+
+def _uneven(steps: Any, indices: Callable[[int, int], list[int]], plan: Mapping[str, Any]) -> str:
+    """What is wrong with the samples of these steps; empty: nothing. The last batch of an epoch may be filled up."""
+    per_epoch = -(-plan["length"] // plan["batch"]) if plan["last"] == "pad" else plan["length"] // plan["batch"]
+    epochs: dict[int, Counter[int]] = {}
+    for step in sorted(steps):
+        used = epochs.setdefault(step // per_epoch, Counter())
+        for shard in range(plan["shards"]):
+            used.update(indices(step, shard))
+    filled = per_epoch * plan["batch"] - plan["length"] if plan["last"] == "pad" else 0
+    for epoch, used in epochs.items():
+        twice = [sample for sample, times in used.items() if times > 1]
+        if len(twice) > filled:
+            return f"sample {twice[0]} was used {used[twice[0]]} times in epoch {epoch}"
+    return ""
+
+
+def _nothing_undone(faulty: Outcome) -> Verdict:
+    """A drill leaves one worker of the view alive, so no committed step may be lost; but for what a liar spoiled."""
+    resumed = faulty.of_kind("resumed")
+    rewound = [event for event in faulty.of_kind("rewound") if not faulty.liars]
+    if resumed and not faulty.liars:
+        return Verdict("nothing lost", False, f"the run went back to a checkpoint, of step {resumed[0].get('step')}")
+    if rewound:
+        return Verdict("nothing lost", False, f"the run went back: {rewound[0].get('reason')}")
+    spoiled = "; what the wrong bits had spoiled was undone" if faulty.went_back_at else ""
+    return Verdict("nothing lost", True, f"no step was undone{spoiled}")
+
+
+def _one_view(faulty: Outcome) -> Verdict:
+    seen: dict[int, tuple[str, ...]] = {}
+    for event in faulty.of_kind("view"):
+        members = tuple(map(str, event.get("members", ())))
+        if seen.setdefault(int(event["view"]), members) != members:
+            return Verdict("no split brain", False, f"there were two views of number {event['view']}")
+    return Verdict("no split brain", True, f"{len(seen)} views, one of each number")
+
+
+def _ledger(faulty: Outcome, done: Sequence[Done]) -> list[Verdict]:
+    verdicts = []
+    for one in done:
+        if one.planned.kind == "ledger-down":
+            until = one.ended_at or max((entry.at for entry in faulty.trace.entries), default=one.at)
+            commits = faulty.trace.commits().values()
+            steps = sum(one.at + SETTLE_S < at < until for at in commits)
+            text = f"{steps} steps while the ledger was away for {until - one.at:.1f} s"
+            verdicts.append(Verdict("static stability", steps > 0, text))
+    return verdicts
+
+
+def _corruption(faulty: Outcome, done: Sequence[Done]) -> list[Verdict]:
+    name = "wrong bits named"
+    verdicts = []
+    for one in done:
+        if one.planned.kind != "corrupt":
+            continue
+        if not one.note:
+            verdicts.append(Verdict(name, None, "nothing was flipped: the script was over, or has no such numbers"))
+        elif faulty.liars == set(one.victims):
+            step = min(int(event["step"]) for event in faulty.of_kind("corruption"))
+            verdicts.append(Verdict(name, True, f"{one.note}; {one.victims[0]} was named at step {step}"))
+        else:
+            named = ", ".join(sorted(faulty.liars)[:NAMED_MAX]) or "nobody"
+            verdicts.append(Verdict(name, False, f"{one.note} of {one.victims[0]}, and {named} was named"))
+    return verdicts

@@ -1,0 +1,136 @@
+"""The starter that a drill puts before the user's script, in every worker.
+
+    holdfast run … -m holdfast.drills.rig script.py arguments…
+
+Writes a trace: after every step that is applied, the digest of each tensor of the model, the view, and whose shards
+counted. Looks then whether there is an order for this worker to flip a bit. The script sees nothing of it; what it
+costs is one hash over the weights a step, and only in drills.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import holdfast
+from holdfast.drills.trace import DIGITS, TRACE, order_path, result_path, trace_path
+from holdfast.launch.bootstrap import run_script
+from holdfast.run import joining
+from holdfast.run.gradients import Shares
+from holdfast.run.loop import Run
+from holdfast.state.digest import digest_tensors
+from holdfast.testing.corruption_script import flip
+
+
+class Tracer:
+    """Belongs to the thread of the user's loop. A full disk costs the trace, not the training."""
+
+    def __init__(self, run: Run, directory: Path) -> None:
+        self._run = run
+        self._directory = directory
+        self._names: list[str] = []
+        self._began = False
+        self._file = os.open(trace_path(directory, run.id), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._flipper = Flipper(run, directory)
+
+    def applied(self, step: int, view: int, counted: Shares) -> None:
+        state = [(name, value) for name, value in self._run.model.state_dict().items() if torch.is_tensor(value)]
+        digests = "".join(digest_tensors([one])[:DIGITS] for one in state)
+        names = [name for name, _ in state]
+        if names != self._names or not self._began:
+            self._names, self._began = names, True
+            self._write({"names": names, "plan": self._plan()})
+        self._write({"s": step, "t": round(time.time(), 6), "v": view, "d": digests, "c": counted})
+        self._flipper.look(step)
+
+    def _plan(self) -> dict[str, Any]:
+        plan = self._run.plan
+        return {name: getattr(plan, name) for name in ("length", "batch", "shards", "seed", "last", "shuffle")}
+
+    def _write(self, record: dict[str, Any]) -> None:
+        try:
+            os.write(self._file, json.dumps(record, separators=(",", ":")).encode() + b"\n")
+        except OSError:
+            pass
+
+
+class Flipper:
+    """Flips one bit when it is ordered to, and writes down which."""
+
+    def __init__(self, run: Run, directory: Path) -> None:
+        self._run = run
+        self._order = order_path(directory, run.id)
+        self._result = result_path(directory, run.id)
+
+    def look(self, step: int) -> None:
+        if not self._order.exists():
+            return
+        order = json.loads(self._order.read_text())
+        self._order.unlink()
+        rng = random.Random(order["seed"])
+        if order["kind"] == "gradient":
+            self._flip_gradient(step + 1, rng)
+        elif order["kind"] == "parameter":
+            self._flip(step + 1, [p for p in self._run.model.parameters() if p.requires_grad], "parameter", rng)
+        else:
+            states = self._run.optimizer.state.values()
+            tensors = [value for state in states for value in state.values() if torch.is_tensor(value) and value.dim()]
+            self._flip(step + 1, tensors, "optimizer", rng)
+
+    def _flip_gradient(self, step: int, rng: random.Random) -> None:
+        """In the next one that a chosen parameter gets, before anybody has looked at it."""
+        trained = [p for p in self._run.model.parameters() if p.requires_grad and p.dtype == torch.float32]
+        if not trained:
+            self._tell(step, "")
+            return
+
+        def accumulated(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None and bool(parameter.grad.abs().max() > 0):
+                handle.remove()
+                self._flip(step, [parameter.grad], "gradient", rng)
+
+        chosen: Any = rng.choice(trained)
+        handle = chosen.register_post_accumulate_grad_hook(accumulated)
+
+    def _flip(self, step: int, tensors: list[torch.Tensor], kind: str, rng: random.Random) -> None:
+        try:
+            self._tell(step, flip(tensors, kind, rng))
+        except IndexError:  # there is no number in 32 bits that is not zero
+            self._tell(step, "")
+
+    def _tell(self, step: int, what: str) -> None:
+        partial = self._result.with_suffix(".new")
+        partial.write_text(json.dumps({"step": step, "what": what}))
+        partial.replace(self._result)
+
+
+def watch_joins(directory: Path) -> None:
+    """Let every run that the script joins be traced."""
+    join = joining.join
+
+    @functools.wraps(join)
+    def traced(*arguments: Any, **options: Any) -> Run:
+        run = join(*arguments, **options)
+        run.watch(Tracer(run, directory).applied)
+        return run
+
+    joining.join = traced
+    holdfast.join = traced
+
+
+def main() -> None:
+    if TRACE in os.environ:
+        watch_joins(Path(os.environ[TRACE]))
+    run_script(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

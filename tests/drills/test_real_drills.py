@@ -1,0 +1,146 @@
+"""`holdfast drill` on real processes: exact under a kill; a script that looks at the clock; Ctrl-C in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.launch.proc import process_state
+
+SCRIPT = Path(__file__).with_name("drilled.py")
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:  # shorter than pytest's, for the sockets in it
+        yield Path(directory)
+
+
+def start(directory: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "holdfast", "drill", "--workers", "2", "--spares", "0", *words],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TMPDIR": str(directory)},
+    )
+
+
+def drill(directory: Path, *words: str) -> tuple[int, str]:
+    with start(directory, *words) as process:
+        output, _ = process.communicate(timeout=200)
+    return process.returncode, output
+
+
+def test_a_kill_changes_nothing_and_the_report_says_so(short: Path) -> None:
+    code, output = drill(short, "--kill-every", "1s", "--for", "1s", "--json", "out.json", "--", str(SCRIPT))
+    assert code == 0, output
+    found = json.loads((short / "out.json").read_text())
+    assert found["held"] and not found["broken"] and found["faults"] == 1 and found["steps"] == 40, output
+    assert found["digest"] == found["quiet_digest"] != ""
+    (fault,) = found["fault_list"]
+    assert fault["kind"] == "kill" and fault["victims"] and 0 < fault["recovery_s"] < 60
+    assert found["goodput"] is None or 0 < found["goodput"] < 2
+    held = {promise["promise"]: promise["held"] for promise in found["promises"]}
+    assert held["exact"] and held["every step once"] and held["every sample once"] and held["whole checkpoints"]
+    report = (short / "drill.html").read_text()
+    assert "Every promise held under 1 fault<" in report and report.count("<svg") == 3
+    assert not list(short.glob("holdfast-drill-*")), "nothing is left behind"
+
+
+def test_a_script_that_looks_at_the_clock_is_found_out(short: Path) -> None:
+    words = ("--stop", "1", "--for", "1s", "--json", "out.json", "--", str(SCRIPT), "--clock", "30")
+    code, output = drill(short, *words)
+    assert code == 1, output
+    found = json.loads((short / "out.json").read_text())
+    assert found["broken"] == ["exact"], output
+    (said,) = [promise["text"] for promise in found["promises"] if promise["promise"] == "exact"]
+    assert re.search(r"first different after step 30, in 0\.weight and \d+ other tensors", said), said
+    assert "Broken: exact" in (short / "drill.html").read_text()
+
+
+def test_ctrl_c_ends_everything_and_still_reports(short: Path) -> None:
+    with start(short, "--kill-every", "500ms", "--for", "60s", "--", str(SCRIPT), "--steps", "60") as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "kill -9" in line:
+                break
+        agents = [int(pid) for pid in _pids_in(short)]
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
+    output = "".join(lines) + rest
+    assert process.returncode == 130, output
+    assert "Interrupted" in (short / "drill.html").read_text() and "kill -9" in (short / "drill.html").read_text()
+    assert len(agents) >= 2, output
+    deadline = time.monotonic() + 10  # a killed process takes a moment to go
+    while any(map(process_state, agents)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(process_state, agents))
+
+
+def _pids_in(directory: Path) -> list[str]:
+    """Of the agent and the workers of the run with faults, by its event log."""
+    pids = []
+    for path in directory.glob("holdfast-drill-*/runs/faulty/events/agent.jsonl"):
+        pids += re.findall(r'"kind":"(?:agent|worker)_started".*?"pid":(\d+)', path.read_text())
+    return pids
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--kill-every", "10s", "--"], "there is nothing to drill"),
+        (["--kill-every", "10s", "--", "no-such.py"], "there is no script no-such.py"),
+        (["--", str(SCRIPT)], "the drill has no faults"),
+        (["--kill-every", "soon", "--", str(SCRIPT)], "--kill-every is 'soon'"),
+        (["none.toml", "--", str(SCRIPT)], "cannot read the plan none.toml"),
+        (["--kill-every", "1s", "--goodput-min", "90", "--", str(SCRIPT)], "--goodput-min is 90"),
+        (["--kill-every", "1s", "--report", "no/such.html", "--", str(SCRIPT)], "no directory for no/such.html"),
+    ],
+    ids=["no script", "no such script", "no faults", "no time", "no plan", "no fraction", "no directory"],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from holdfast.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["drill", *words]) == 2
+    error = capsys.readouterr().err
+    assert says in error and "hint:" in error and "Traceback" not in error
+
+
+def test_what_the_machine_cannot_do_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from holdfast.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for words, says in ((["--disk-full"], "needs root"), (["--partition", "5s"], "need root")):
+        assert main(["drill", *words, "--", str(SCRIPT)]) == 2
+        assert says in capsys.readouterr().err
+    assert main(["drill", "--list"]) == 0
+    assert "Not on this machine" in capsys.readouterr().out
+
+
+def test_the_schedule_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    from holdfast.cli.main import main
+
+    assert main(["drill", "--kill-every", "10s", "--for", "30s", "--show"]) == 0
+    assert len(re.findall(r"^ +[\d.]+ s  kill of worker \d$", capsys.readouterr().out, re.MULTILINE)) == 3
