@@ -22,9 +22,9 @@ from typing import Any, NoReturn
 
 from holdfast.cli.checkpoint import add_arguments as add_checkpoint_arguments
 from holdfast.cli.dashboard import add_dashboard_arguments, add_dashboard_flag, beside, split_port
-from holdfast.cli.events import add_arguments as add_events_arguments
 from holdfast.cli.drill import add_arguments as add_drill_arguments
 from holdfast.cli.drill import split as split_drill
+from holdfast.cli.events import add_arguments as add_events_arguments
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
 from holdfast.cli.saving import add_checkpoint_flags, checkpoint_settings
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError

@@ -26,7 +26,7 @@ from holdfast.drills.plan import Plan
 from holdfast.drills.report import Drill, write_json, write_report
 from holdfast.drills.schedule import Done, draw
 from holdfast.drills.trace import Entry, TraceReader
-from holdfast.launch.summary import count
+from holdfast.events.telling import count
 from holdfast.testing.watched import LOG_SHOWN
 
 START_S_MAX = 180.0  # until all workers train

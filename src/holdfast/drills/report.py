@@ -16,7 +16,7 @@ from holdfast.drills.checking import Verdict
 from holdfast.drills.figures import Figures
 from holdfast.drills.plan import Plan
 from holdfast.drills.schedule import Done, Planned
-from holdfast.launch.summary import count
+from holdfast.events.telling import count
 
 WORDS = {True: "held", False: "broken", None: "not judged"}
 
