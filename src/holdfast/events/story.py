@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.events import lanes as l
 from holdfast.events.fold import Event, Fold
 from holdfast.events.lanes import Lane
-from holdfast.events.sentences import describe
+from holdfast.events.sentences import describe, number_of
 
 
 class Story(Fold):
@@ -65,8 +65,8 @@ class Story(Fold):
             "steps": self.steps,
             "steps_per_s": round(rate, 4),
             "eta_s": round((self.steps - self.step) / rate, 1) if going_on else None,
-            "samples_per_s": self.samples_per_s,
-            "metrics": dict(self.metrics),
+            "samples_per_s": number_of(self.samples_per_s),
+            "metrics": {name: number_of(value) for name, value in self.metrics.items() if name in self.series},
             "goodput": None if goodput is None else round(goodput, 4),
             "seconds": {state: round(value, 3) for state, value in self.seconds(now).items()},
             "failures": self.failures,
@@ -113,7 +113,7 @@ class Story(Fold):
 
     def recent(self, since: int = 0, most: int = 600) -> list[dict[str, Any]]:
         """The newest events, newest first, with their numbers."""
-        found = [(number, event) for ring in self._recent.values() for number, event in ring if number > since]
+        found = [pair for known in self._kinds.values() for pair in known.recent if pair[0] > since]
         found.sort(key=lambda pair: pair[0], reverse=True)
         return [{"n": number, **describe(event)} for number, event in found[:most]]
 
@@ -129,7 +129,7 @@ class Story(Fold):
                 name: change for name, series in self.series.items() if (change := series.picture(since))["points"]
             },
             "events": self.recent(since),
-            "counts": dict(self.counts),
+            "counts": self.counts,
         }
         if changed or self._crew_changed > since or not since:
             picture["crew"] = self.crew()

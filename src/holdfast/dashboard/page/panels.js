@@ -54,7 +54,10 @@ function showProgress(header) {
 
 function failuresNote(header) {
   const parts = [];
-  if (header.recoveries) parts.push(`back in ${duration(header.recovery_median_s)}, worst ${duration(header.recovery_worst_s)}`);
+  if (header.recoveries) {
+    const [usual, worst] = [duration(header.recovery_median_s), duration(header.recovery_worst_s)];
+    parts.push(usual === worst ? `back in ${usual}` : `back in ${usual}, worst ${worst}`);
+  }
   if (header.evictions) parts.push(`${header.evictions} evicted`);
   if (header.rewinds) parts.push(count(header.rewinds, "rewind"));
   if (header.skipped) parts.push(`${count(header.skipped, "step")} skipped`);
@@ -186,7 +189,7 @@ export function showCrew(story, drain) {
     name.title = fact.pid ? `process ${fact.pid}` : "";
     const badge = state.firstChild;
     badge.firstChild.className = `c-${one.state}`;
-    put(badge.lastChild, one.state);
+    put(badge.lastChild, one.state === "gone" ? "ended" : one.state);
     put(level, alive ? fact.level ?? "–" : "");
     level.className = alive ? LEVELS[fact.level] ?? "" : "";
     level.title = fact.reason ?? (fact.phi !== undefined ? `phi ${fact.phi}` : "");
