@@ -30,7 +30,8 @@ for module, package in {"torch": "torch", "sklearn": "scikit-learn", "holdfast":
         print(f"demo: {package} is missing; install it with `make install`, or pip install -e '.[demo]'")
         sys.exit(2)
 
-from holdfast.launch.summary import RunRecord, count  # noqa: E402
+from holdfast.events.telling import count  # noqa: E402
+from holdfast.launch.summary import RunRecord  # noqa: E402
 from holdfast.testing.watched import Failed, Watched, send  # noqa: E402
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "digits.py"

@@ -58,6 +58,12 @@ def test_the_page_and_its_parts(quiet: Dashboard) -> None:
     assert ask(quiet, "HEAD", "/")[::2] == (200, b"")
 
 
+def test_the_numbers(quiet: Dashboard) -> None:
+    status, headers, body = ask(quiet, "GET", "/metrics")
+    assert status == 200 and headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert b"\nholdfast_step " in body
+
+
 def test_the_story(quiet: Dashboard) -> None:
     Stream(quiet).until(lambda picture: "header" in picture)
     status, headers, body = ask(quiet, "GET", "/story.json")

@@ -17,6 +17,7 @@ from holdfast.detection.beat import Activity, Beat
 from holdfast.detection.heartbeat import Heartbeat, Pulse
 from holdfast.detection.pages import Note, Page, note_path
 from holdfast.detection.progress import Level, Limits, Sight, suspect
+from holdfast.events.telling import first_line_of_code
 from holdfast.launch import stacks
 from holdfast.launch.proc import busiest_state, catches, family_cpu_s, process_started
 
@@ -138,7 +139,7 @@ def test_stacks_are_written_on_request_with_the_training_thread_first(trainer: T
         assert f"0x{trainer.pulse.thread:016x}" in text.splitlines()[0]
         assert text.count("wait_for_ever") == 1
         assert "test_stacks_are_written_on_request" in text
-        assert "in " in stacks.first_line_of_code(text)
+        assert "in " in first_line_of_code(text)
 
 
 def test_who_cannot_be_asked_is_said_to_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +147,7 @@ def test_who_cannot_be_asked_is_said_to_be_silent(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(stacks.sys, "executable", "/nowhere/python")
     me = Note(pid=os.getpid(), started=process_started(os.getpid()) or 0, page=0)
     assert stacks.collect(me, thread=1).startswith("the process does not answer (state ")
-    assert stacks.first_line_of_code(stacks.collect(me, thread=1)) == ""
+    assert first_line_of_code(stacks.collect(me, thread=1)) == ""
 
 
 def test_nobody_else_is_sent_the_signal(page: Page) -> None:
@@ -162,7 +163,7 @@ def test_nobody_else_is_sent_the_signal(page: Page) -> None:
 def test_stacks_are_bounded_and_py_spys_are_understood() -> None:
     other = 'Process 7: python\nThread 8 (idle): "other"\n    f (a.py:1)\n'
     text = other + 'Thread 7 (active): "MainThread"\n    stuck (b.py:3)'
-    assert stacks.first_line_of_code(stacks._first(text, "MainThread")) == "b.py:3 in stuck"
+    assert first_line_of_code(stacks._first(text, "MainThread")) == "b.py:3 in stuck"
     assert len(stacks._bounded("x" * 10**6)) < stacks.STACKS_BYTES_MAX + 100
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.events import EventLog, log, streaming
+from holdfast.events import EventLog, streaming
 from holdfast.events.streaming import EventStream, parse
 
 
@@ -73,10 +73,10 @@ def test_a_line_without_end_is_passed_over(tmp_path: Path, monkeypatch: pytest.M
     assert [event["t"] for event in all_of(EventStream(tmp_path))] == [3]
 
 
-def test_it_follows_what_grows_and_what_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "FILE_BYTES_MAX", 2000)
+def test_it_follows_what_grows_and_what_is_rotated(tmp_path: Path) -> None:
     clock = iter(range(10_000))
-    writer = EventLog(tmp_path / "w0.1.jsonl", "w0.1", wall_clock=lambda: float(next(clock)))
+    turning = {"file_bytes_max": 2000, "files_max": 1000}
+    writer = EventLog(tmp_path / "w0.1.jsonl", "w0.1", wall_clock=lambda: float(next(clock)), **turning)
     stream, seen = EventStream(tmp_path), []
     for number in range(300):
         writer.write("warning", text="about forty characters of text and more")

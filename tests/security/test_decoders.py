@@ -36,7 +36,7 @@ from holdfast.core.words import (
     decode_json,
     decode_whole,
 )
-from holdfast.events.log import EventReader
+from holdfast.events import EventReader
 from holdfast.ledger import wire as ledger_wire
 from holdfast.ledger.channel import Channel
 from holdfast.ledger.port import Change, Entry

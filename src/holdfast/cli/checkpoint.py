@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from holdfast.core.errors import ConfigError, HoldfastError
-from holdfast.launch.summary import count
+from holdfast.events.telling import count
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.manifest import Manifest

@@ -1,4 +1,4 @@
-"""The command line: `holdfast run`, `status`, `dashboard`, `scale`, `stop`, `runs`, `checkpoint`, `ledger`,
+"""The command line: `holdfast run`, `status`, `events`, `dashboard`, `scale`, `stop`, `runs`, `checkpoint`, `ledger`,
 `keys`.
 
 Starts without torch.
@@ -10,9 +10,11 @@ otherwise the script's own.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any, NoReturn
 
 from holdfast.cli.checkpoint import add_arguments as add_checkpoint_arguments
 from holdfast.cli.dashboard import add_dashboard_arguments, add_dashboard_flag, beside, split_port
+from holdfast.cli.events import add_arguments as add_events_arguments
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
 from holdfast.cli.saving import add_checkpoint_flags, checkpoint_settings
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError
@@ -50,6 +53,9 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
+        # What waits in the stream's buffer would raise once more when the interpreter ends.
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
 
@@ -63,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(command=_status)
 
+    add_events_arguments(_with_run(commands.add_parser("events", help="what happened in a run, in order")))
     add_dashboard_arguments(_with_run(commands.add_parser("dashboard", help="show a run in the browser")))
 
     scale = _with_run(commands.add_parser("scale", help="change the number of workers of a run"))
@@ -129,6 +136,10 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--audit-every", type=int, default=100, metavar="N", help="steps to compare workers' states in")
     run.add_argument("--strikes", type=int, default=3, metavar="N", help="times a slot's worker may be found wrong")
+    run.add_argument(
+        "--metrics", nargs="?", const="127.0.0.1:9464", metavar="ADDR:PORT", help="serve /metrics for Prometheus"
+    )
+    run.add_argument("--tensorboard", metavar="DIR", help="write the run's curves there, for TensorBoard")
     add_dashboard_flag(run)
     _add_directory(run)
     # Everything from the script on is the script's own, whatever it looks like.
@@ -156,9 +167,11 @@ def _version() -> str:
 
 def _run(options: argparse.Namespace) -> int:
     from holdfast.launch.agent import run_agent
-    from holdfast.launch.directory import fresh_name, home_directory
+    from holdfast.launch.directory import RunDirectory, fresh_name, home_directory
+    from holdfast.launch.metrics import metrics_beside, split_address
     from holdfast.launch.patience import parse_patience
     from holdfast.launch.settings import RunSettings, host_name
+    from holdfast.launch.tensorboard import curves_beside
 
     if options.ledger and options.run is None:
         raise ConfigError(
@@ -166,6 +179,7 @@ def _run(options: argparse.Namespace) -> int:
         )
     module = options.module is not None
     words = list(options.module if module else options.script)
+    numbers_at = split_address(options.metrics, words)
     port = split_port(options, words)
     if words and words[0] == "--":
         del words[0]
@@ -202,7 +216,9 @@ def _run(options: argparse.Namespace) -> int:
     settings.validate()
     if options.run is None:
         settings = replace(settings, name=fresh_name(home, settings.script, now=time.time()))
-    with beside(home, settings.name, settings.host, port):
+    directory = RunDirectory(home, settings.name, settings.host)
+    curves = curves_beside(directory, options.tensorboard)
+    with curves, metrics_beside(directory, numbers_at), beside(home, settings.name, settings.host, port):
         return run_agent(settings, home)
 
 

@@ -9,13 +9,14 @@ from typing import Any
 from holdfast.cli.control import find_run
 from holdfast.core.errors import LedgerError, ProtocolError
 from holdfast.core.words import KEY_LIARS, KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_whole
-from holdfast.detection.progress import Limits
-from holdfast.events import read_events
+from holdfast.events import EventReader
+from holdfast.events.accounting import Spent
 from holdfast.launch.asking import ledger_of
 from holdfast.launch.directory import RunDirectory, home_directory, runs_in
+from holdfast.launch.metrics import described_limits
 from holdfast.launch.presence import other_hosts
 from holdfast.launch.proc import find_workers, process_state
-from holdfast.launch.summary import RunRecord
+from holdfast.launch.summary import RunRecord, time_line
 from holdfast.launch.watchman import levels
 
 
@@ -42,7 +43,7 @@ def show_runs(home: str | None) -> int:
 def gather(directory: RunDirectory) -> dict[str, Any]:
     """Everything that is known. The ledger is asked if an agent serves it; the events tell the rest."""
     record = RunRecord()
-    for event in read_events(directory.events):
+    for event in EventReader(directory.events).stream():
         record.feed(event)
     described = directory.read()
     living = {found.worker: found.pid for found in find_workers(directory.path)}
@@ -73,6 +74,7 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "slow": {worker: why for worker, why in record.slow.items() if worker in record.members} if living else {},
         "liars": dict(record.liars),
         "storage_away": dict(record.unsaved) if living else {},
+        "time": _time(record, set(living), time.time() if living else None),
         "digest": (record.finished or {}).get("digest"),
         "ended": record.ended or None,
         "command": described.get("command"),
@@ -92,14 +94,25 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
     return status
 
 
+def _time(record: RunRecord, living: set[str], now: float | None) -> dict[str, Any] | None:
+    """Where it went, in seconds of workers' time; None in a run whose workers keep no account."""
+    if not record.time.told:
+        return None
+    run = record.time.run(now, living)
+    each = record.time.workers(now, living)
+    return {
+        "goodput": run.goodput,
+        "seconds": _rounded(run),
+        "workers": {worker: {"goodput": spent.goodput, "seconds": _rounded(spent)} for worker, spent in each.items()},
+    }
+
+
+def _rounded(spent: Spent) -> dict[str, float]:
+    return {category: round(seconds, 3) for category, seconds in spent.seconds.items()}
+
+
 def _health(directory: RunDirectory, described: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What the heartbeats say, by the limits that the run was started with."""
-    default = Limits()
-    limits = Limits(
-        stuck_s=described.get("stuck_after_s", default.stuck_s) or None,
-        hang_s=described.get("hang_after_s", default.hang_s) or None,
-        silent_s=max(default.silent_s, float(described.get("lease_s") or 0.0)),
-    )
     return {
         worker: {
             "level": suspicion.level.words,
@@ -108,7 +121,7 @@ def _health(directory: RunDirectory, described: dict[str, Any]) -> dict[str, dic
             "at_step": beat.step,
             "reason": suspicion.reason or None,
         }
-        for worker, (suspicion, beat) in levels(directory.path, limits, time.monotonic()).items()
+        for worker, (suspicion, beat) in levels(directory.path, described_limits(described), time.monotonic()).items()
     }
 
 
@@ -188,6 +201,8 @@ def _lines(status: dict[str, Any]) -> list[str]:
         lines.append(f"checkpoint: step {status['checkpoint']} in {status['checkpoint_uri']}")
     elif status["checkpoint_uri"]:
         lines.append(f"checkpoint: none yet in {status['checkpoint_uri']}")
+    if status["time"] is not None:
+        lines.append(time_line(Spent(status["time"]["seconds"])))
     for worker, reason in status["storage_away"].items():
         lines.append(f"storage: {worker} cannot save, and its newest snapshot waits in memory: {reason}")
     for worker, why in status["slow"].items():

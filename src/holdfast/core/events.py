@@ -27,6 +27,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "rebalanced": ("view", "step", "shards", "paces_s"),  # shards follow the workers' paces
     "slow": ("step", "worker", "times", "since_s", "costs", "shards"),  # a worker, against the median
     "no_longer_slow": ("step", "worker"),
+    # where its time went so far, what it is in, gradient bytes reduced so far, and the memory it has
+    "spent": ("seconds", "doing", "bytes", "memory_bytes"),
     "waiting": ("step", "reason"),  # it does not get on, and why
     "checkpoint": ("step", "uri", "bytes", "duration_s", "held_s"),  # it has committed one
     "resumed": ("step", "uri", "bytes", "duration_s"),  # from a checkpoint: no worker was left

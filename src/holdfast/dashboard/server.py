@@ -23,8 +23,10 @@ from urllib.parse import urlsplit
 
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.dashboard.keeper import StoryKeeper, encode
+from holdfast.events.metrics import CONTENT_TYPE
 from holdfast.launch.asking import ask_to_save, ask_to_stop, drain
 from holdfast.launch.directory import RunDirectory
+from holdfast.launch.metrics import RunMetrics
 
 HOST = "127.0.0.1"
 CONNECTIONS_MAX = 64
@@ -67,6 +69,7 @@ class Dashboard(ThreadingHTTPServer):
     def __init__(self, directory: RunDirectory, port: int, *, token: str = "") -> None:
         self.token = token
         self.directory = directory
+        self.metrics = RunMetrics(directory)
         self.connections = threading.Semaphore(CONNECTIONS_MAX)
         self.streams = threading.Semaphore(STREAMS_MAX)
         self.files = {f"/static/{path.name}": path.read_bytes() for path in PAGE.iterdir() if path.suffix in TYPES}
@@ -131,6 +134,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         if path == "/story.json":
             self._send(HTTPStatus.OK, "application/json", encode(self.server.keeper.picture()))
+        elif path == "/metrics":
+            self._send(HTTPStatus.OK, CONTENT_TYPE, self.server.metrics.text().encode())
         elif path == "/events":
             self._stream()
         elif path in self.server.files:

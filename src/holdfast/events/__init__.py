@@ -1,5 +1,6 @@
-"""The event log of a run: one append-only file of JSON lines for each writer, merged by time when read."""
+"""Append-only event logs: one file for each writer, read together as one story."""
 
-from holdfast.events.log import EventLog, EventReader, read_events
+from holdfast.events.log import EventLog, prune
+from holdfast.events.reading import EventReader, read_events
 
-__all__ = ["EventLog", "EventReader", "read_events"]
+__all__ = ["EventLog", "EventReader", "prune", "read_events"]

@@ -141,6 +141,13 @@ class Fold:
     def counts(self) -> dict[str, int]:
         return {kind: known.count for kind, known in self._kinds.items()}
 
+    @staticmethod
+    def _lane_name(worker: str) -> str:
+        """`w3` for `w3.2`, `w3@alpha` for `w3.2@alpha`."""
+        slot, _, rest = worker.partition(".")
+        host = rest.partition("@")[2]
+        return f"{slot}@{host}" if host else slot
+
     def _lane(self, worker: object) -> Lane | None:
         """The lane of a worker; None if that is no worker's name, or one whose slot has a newer one."""
         name = str(worker)
@@ -148,7 +155,7 @@ class Fold:
             slot, host, incarnation = slot_of(name), host_of(name), incarnation_of(name)
         except (ValueError, IndexError):
             return None
-        key = f"w{slot}@{host}" if host else f"w{slot}"
+        key = self._lane_name(name)
         lane = self.lanes.get(key)
         if lane is None:
             if len(self.lanes) >= LANES_MAX:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast.events import lanes as l
+from holdfast.events.accounting import Accounting
 from holdfast.events.fold import Event, Fold
 from holdfast.events.lanes import Lane
 from holdfast.events.sentences import describe, number_of
@@ -18,6 +19,17 @@ from holdfast.events.sentences import describe, number_of
 
 class Story(Fold):
     """What the events so far tell. `number` is how many there were: a reader that has it can ask for the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = Accounting()
+        self._spent_at = 0  # the number of the last event in which a worker told its account
+
+    def feed(self, event: Event) -> None:
+        super().feed(event)
+        self.time.feed(event)
+        if event.get("kind") == "spent":
+            self._spent_at = self.number
 
     def state(self, *, agent: bool | None = None, lives: bool | None = None) -> str:
         """running, unattended, finished or stopped. `agent` and `lives` are what /proc says of agent and workers."""
@@ -44,10 +56,25 @@ class Story(Fold):
         return total
 
     def goodput(self, now: float) -> float | None:
-        """Which part of the workers' time went into steps; spares cost nothing."""
+        """Which part of the workers' time went into steps; spares cost nothing. By the workers' own accounts, or, where
+        they keep none, by their lanes."""
+        if self.time.told:
+            return self.time.run(now).goodput
         seconds = self.seconds(now)
         spent = sum(value for state, value in seconds.items() if state not in l.IDLE)
         return sum(value for state, value in seconds.items() if state in l.GOOD) / spent if spent else None
+
+    def accounts(self, now: float) -> dict[str, Any]:
+        """Where the time went, by the workers' own accounts: of the run and of each slot, in seconds."""
+        slots: dict[str, dict[str, float]] = {}
+        for worker, spent in self.time.workers(now).items():
+            lane = self._lane_name(worker)
+            total = slots.setdefault(lane, {}) if lane in self.lanes else {}
+            for category, seconds in spent.seconds.items():
+                if seconds > 0:
+                    total[category] = round(total.get(category, 0.0) + seconds, 3)
+        run = {category: round(seconds, 3) for category, seconds in self.time.run(now).seconds.items() if seconds > 0}
+        return {"run": run, "slots": slots}
 
     def header(self, now: float, *, state: str = "") -> dict[str, Any]:
         """`now` is the time of the last event where the run is over."""
@@ -133,6 +160,8 @@ class Story(Fold):
         }
         if changed or self._crew_changed > since or not since:
             picture["crew"] = self.crew()
+        if self._spent_at > since:
+            picture["accounts"] = self.accounts(now)
         if self.marks.changed > since or not since:
             picture["marks"] = self.marks.picture()
         if self._checkpoints_changed > since or not since:

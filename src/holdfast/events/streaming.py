@@ -10,19 +10,19 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from holdfast.events.log import SUFFIX, number_of
+
 PIECE_BYTES_MIN = 16 * 1024  # of a file, to begin with
 PIECE_BYTES_MAX = 1024 * 1024  # of one that has much to tell
 LINE_BYTES_MAX = 1024 * 1024  # a longer one is none of ours
 LISTS_MAX = 512
 
-_NAME = re.compile(r"\.jsonl(\.\d+)?$")  # with a number: a file that was full
 _MEMBERS = b'"members":['
 _LONG_LINE = 256
 _HEAD_BYTES = 64
@@ -167,7 +167,7 @@ class EventStream:
         found = []
         present = set()
         for entry in _listed(self._directory):
-            if not _NAME.search(entry.name):
+            if not entry.name.endswith(SUFFIX) and number_of(entry.name) is None:
                 continue
             try:
                 status = entry.stat()

@@ -203,18 +203,18 @@ class Agent:
             if self._history.has_registered(worker):
                 # Not in the ledger any more? Then it hangs, unless it is just coming back to the new server.
                 self._policy.unregistered(worker, now, settings.lease_s + 3.0)
+        past = self._history.take_past()
         for worker, pid, reason in self._history.ended_unattended(living, adopted.dead):
             self._buried.add(worker)
             self._reporter.tell("worker_exited", worker=worker, pid=pid, reason=reason)
         if living:
-            for event in self._history.past:
+            for event in past:
                 self._policy.observed(event, now)
             step = self._reporter.record.step
             self._reporter.say(f"took over run {settings.name} at step {step}; alive: {', '.join(living)}")
         else:
             at = f" on host {self._host}" if self._host else ""
             self._reporter.say(f"run {settings.name}{at}, in {self._directory.path}")
-        self._history.past.clear()
         self._watch = LedgerWatch(self._ledgers.watch, self._inbox.put)
 
     def _clear_stop(self) -> None:

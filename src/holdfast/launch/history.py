@@ -11,18 +11,25 @@ from holdfast.launch.summary import RunRecord
 
 
 class History:
-    """The events so far, kept until the agent has begun, and the reader that goes on from there."""
+    """What the events so far say, for when the agent begins, and the reader that goes on from there."""
 
     def __init__(self, events: Path) -> None:
         self.reader = EventReader(events)
         self.record = RunRecord()
-        self.past: list[dict[str, Any]] = []
+        self._past: dict[tuple[str, ...], dict[str, Any]] = {}
         self.poll()
 
     def poll(self) -> None:
-        for event in self.reader.poll():
-            self.past.append(event)
+        for event in self.reader.stream():
+            key = tuple(str(event.get(name)) for name in ("who", "kind", "worker", "liars"))
+            self._past.pop(key, None)
+            self._past[key] = event
             self.record.feed(event)
+
+    def take_past(self) -> list[dict[str, Any]]:
+        """The newest of each kind that each worker wrote, in order; and forget them."""
+        past, self._past = list(self._past.values()), {}
+        return past
 
     def pids(self) -> dict[str, int]:
         return {worker: known.pid for worker, known in self.record.workers.items() if known.pid}

@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from holdfast.core.errors import EXIT_BAD_INPUT, HoldfastError, LedgerRefused
-from holdfast.events import EventLog
+from holdfast.events import EventLog, prune
 from holdfast.launch.directory import RunDirectory
 from holdfast.launch.policy import End
 from holdfast.launch.settings import RunSettings
@@ -19,6 +20,7 @@ from holdfast.launch.summary import RunRecord, closing_lines, progress_line
 from holdfast.launch.tail import Tails, last_words
 from holdfast.launch.terminal import Narrator, ProgressClock, Screen
 
+PRUNE_PERIOD_S = 60.0
 LAST_LOOKS_MAX = 40  # 10 MiB of each log
 
 
@@ -33,6 +35,7 @@ class Reporter:
         self._narrator = Narrator()
         self._clock = ProgressClock(redraws=screen.redraws)
         self._refusals: set[str] = set()
+        self._prune_at = 0.0
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Write an event of our own, and take it at once: a full disk must not make us blind."""
@@ -67,6 +70,10 @@ class Reporter:
 
     def look(self, now: float, *, workers: int) -> None:
         """Show what the workers have written since, and the progress where it is due."""
+        if now >= self._prune_at:
+            self._prune_at = now + PRUNE_PERIOD_S
+            with suppress(OSError):
+                prune(self._directory.events, [name for name, worker in self.record.workers.items() if worker.alive])
         for worker, line in self.tails.look(now):
             self._screen.line(f"{worker} | {line}")
         if self.record.step:

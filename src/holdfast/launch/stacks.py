@@ -124,12 +124,3 @@ def _bounded(text: str) -> str:
     if len(text) <= STACKS_BYTES_MAX:
         return text
     return text[:STACKS_BYTES_MAX] + "\n… and more"
-
-
-def first_line_of_code(stacks: str) -> str:
-    """Where the first thread is, in a few words, by the stacks of faulthandler or py-spy."""
-    match = re.search(r'File "([^"]+)", line (\d+) in (\S+)', stacks)
-    if match:
-        return f"{Path(match[1]).name}:{match[2]} in {match[3]}"
-    match = re.search(r"^ +(\S+) \(([^()]+):(\d+)\)", stacks, re.MULTILINE)
-    return f"{Path(match[2]).name}:{match[3]} in {match[1]}" if match else ""

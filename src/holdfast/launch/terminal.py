@@ -14,8 +14,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from holdfast.launch.stacks import first_line_of_code
-from holdfast.launch.summary import count, slow_sentence
+from holdfast.events.telling import count, sentence
 
 LINES_MAX = 10_000
 PROGRESS_PERIOD_S = 5.0
@@ -97,6 +96,12 @@ def _silence(out: TextIO) -> None:
 class Narrator:
     """Turns events into sentences. Every survivor tells of the same thing: it is said once."""
 
+    # Of these there is something to say each time; the methods below know what was said before.
+    ALWAYS = (
+        *("worker_started", "worker_exited", "hung", "joined", "evicted", "resumed"),
+        *("slow", "no_longer_slow", "waiting", "warning", "failed"),
+    )
+
     def __init__(self) -> None:
         self._view = -1
         self._lost: set[str] = set()
@@ -106,133 +111,66 @@ class Narrator:
         self._saved = False
         self._rewinds = 0
         self._skipped = -1
+        self._corruption: tuple[Any, ...] = ()
 
     def sentence(self, event: Mapping[str, Any]) -> str:
         """The sentence for an event, or "" where there is nothing new to say."""
-        handler = getattr(self, f"_on_{event['kind']}", None)
-        return "" if handler is None else str(handler(event))
+        is_news = getattr(self, f"_on_{event['kind']}", None)
+        news = event["kind"] in self.ALWAYS if is_news is None else is_news(event)
+        return sentence(event) if news else ""
 
-    def _on_worker_started(self, event: Mapping[str, Any]) -> str:
-        return f"{event.get('worker')} started (process {event.get('pid')})"
+    def _on_view(self, event: Mapping[str, Any]) -> bool:
+        before, self._view = self._view, max(self._view, int(event.get("view", 0)))
+        return self._view > before
 
-    def _on_worker_exited(self, event: Mapping[str, Any]) -> str:
-        code, number = event.get("exit_code"), event.get("signal")
-        how = f", signal {number}" if number else f", exit code {code}" if code else ""
-        return f"{event.get('worker')} ended: {event.get('reason')}{how}"
-
-    def _on_hung(self, event: Mapping[str, Any]) -> str:
-        at = first_line_of_code(str(event.get("stacks", "")))
-        return f"{event.get('worker')} hangs: {event.get('reason')}" + (f"; it is at {at}" if at else "")
-
-    def _on_view(self, event: Mapping[str, Any]) -> str:
-        number = int(event.get("view", 0))
-        if number <= self._view:
-            return ""
-        self._view = number
-        members = event.get("members", ())
-        reason = event.get("reason")
-        return f"view {number}: {', '.join(map(str, members))}" + (f" ({reason})" if reason else "")
-
-    def _on_lost(self, event: Mapping[str, Any]) -> str:
+    def _on_lost(self, event: Mapping[str, Any]) -> bool:
         peer = str(event.get("peer"))
-        if peer in self._lost:
-            return ""
+        said = peer in self._lost
         self._lost.add(peer)
-        return f"{peer} lost at step {event.get('step')}: {event.get('reason')}"
+        return not said
 
-    def _on_recovered(self, event: Mapping[str, Any]) -> str:
-        view = int(event.get("view", 0))
-        if view <= self._recovered:
-            return ""
-        self._recovered = view
-        return f"training goes on at step {event.get('step')}, {float(event.get('duration_s', 0)) * 1000:.0f} ms later"
+    def _on_recovered(self, event: Mapping[str, Any]) -> bool:
+        before, self._recovered = self._recovered, max(self._recovered, int(event.get("view", 0)))
+        return self._recovered > before
 
-    def _on_joined(self, event: Mapping[str, Any]) -> str:
-        return f"{event['who']} joined at step {event.get('step')}"
+    def _on_corruption(self, event: Mapping[str, Any]) -> bool:
+        before = self._corruption
+        self._corruption = (event.get("step"), event.get("where"), event.get("decided"))
+        return self._corruption != before  # every member tells
 
-    def _on_evicted(self, event: Mapping[str, Any]) -> str:
-        return f"{event['who']} was evicted: {event.get('reason')}"
-
-    def _on_corruption(self, event: Mapping[str, Any]) -> str:
-        what = (event.get("step"), event.get("where"), event.get("decided"))
-        if what == self._corruption:
-            return ""  # every member tells
-        self._corruption = what
-        liars = ", ".join(map(str, event.get("liars") or ()))
-        found = f"{liars} is wrong" if liars else "workers disagree"
-        return f"corruption at step {event.get('step')}, {event.get('where')}: {found} ({event.get('decided')})"
-
-    _corruption: tuple[Any, ...] = ()
-
-    def _on_ledger_down(self, event: Mapping[str, Any]) -> str:
+    def _on_ledger_down(self, event: Mapping[str, Any]) -> bool:
         said, self._ledger_down = self._ledger_down, True
-        if said:
-            return ""
-        return (
-            f"{event['who']} cannot reach the ledger; the membership is frozen, training goes on: {event.get('reason')}"
-        )
+        return not said
 
-    def _on_ledger_up(self, event: Mapping[str, Any]) -> str:
+    def _on_ledger_up(self, event: Mapping[str, Any]) -> bool:
         said, self._ledger_down = self._ledger_down, False
-        return "the ledger is back" if said else ""
+        return said
 
-    def _on_checkpoint(self, event: Mapping[str, Any]) -> str:
+    def _on_checkpoint(self, event: Mapping[str, Any]) -> bool:
         """The first is said; of the later ones the progress line tells."""
         said, self._saved = self._saved, True
-        if said:
-            return ""
-        megabytes = float(event.get("bytes", 0)) / 1e6
-        return f"step {event.get('step')} is saved to {event.get('uri')} ({megabytes:,.1f} MB)"
+        return not said
 
-    def _on_resumed(self, event: Mapping[str, Any]) -> str:
-        return f"training resumes at step {event.get('step')}, from {event.get('uri')}"
-
-    def _on_rewound(self, event: Mapping[str, Any]) -> str:
+    def _on_rewound(self, event: Mapping[str, Any]) -> bool:
         number = int(event.get("number", 0))
         if number <= self._rewinds:
-            return ""
+            return False
         self._rewinds, self._skipped = number, -1
-        passed = ", ".join(map(str, event.get("passed", ())))
-        what = f" and passes step {passed}" if passed else ""
-        return f"the run goes back to step {event.get('step')} or before{what}: {event.get('reason')}"
+        return True
 
-    def _on_skipped(self, event: Mapping[str, Any]) -> str:
-        step = int(event.get("step", 0))
-        if step <= self._skipped:
-            return ""
-        self._skipped = step
-        return f"step {step} is skipped: {event.get('reason')}"
+    def _on_skipped(self, event: Mapping[str, Any]) -> bool:
+        before, self._skipped = self._skipped, max(self._skipped, int(event.get("step", 0)))
+        return self._skipped > before
 
-    def _on_storage_down(self, event: Mapping[str, Any]) -> str:
+    def _on_storage_down(self, event: Mapping[str, Any]) -> bool:
         said = bool(self._unsaved)
         self._unsaved.add(str(event["who"]))
-        if said:
-            return ""
-        return (
-            f"{event['who']} cannot save to {event.get('uri')}; training goes on, "
-            f"the newest snapshot waits in memory: {event.get('reason')}"
-        )
+        return not said
 
-    def _on_storage_up(self, event: Mapping[str, Any]) -> str:
-        if str(event["who"]) not in self._unsaved:
-            return ""
+    def _on_storage_up(self, event: Mapping[str, Any]) -> bool:
+        said = str(event["who"]) in self._unsaved
         self._unsaved.discard(str(event["who"]))
-        return "" if self._unsaved else "storage is back"
-
-    def _on_slow(self, event: Mapping[str, Any]) -> str:
-        return f"{event.get('worker')} is slow: {slow_sentence(event)}"
-
-    def _on_no_longer_slow(self, event: Mapping[str, Any]) -> str:
-        return f"{event.get('worker')} is no longer slow"
-
-    def _on_waiting(self, event: Mapping[str, Any]) -> str:
-        return f"{event['who']} is paused at step {event.get('step')}: {event.get('reason')}"
-
-    def _on_warning(self, event: Mapping[str, Any]) -> str:
-        return f"{event['who']} warns: {event.get('text')}"
-
-    def _on_failed(self, event: Mapping[str, Any]) -> str:
-        return f"{event['who']} failed: {event.get('reason')}"
+        return said and not self._unsaved
 
 
 class ProgressClock:

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import ConfigError, Evicted
+from holdfast.core.spending import REDUCING
 from holdfast.core.words import KEY_DONE, encode_json
 from holdfast.data.loader import ShardLoader
 from holdfast.data.seeding import derive_seed, seed_everything
 from holdfast.data.shards import ShardPlan
 from holdfast.detection.beat import Activity
-from holdfast.detection.heartbeat import Heartbeat, Pulse
+from holdfast.detection.heartbeat import Heartbeat
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.modes.diverging import Losses
@@ -89,7 +90,7 @@ class Run:
         self._arrived: Snapshot | None = None  # the state that I came with, while I pass loops that were over before
         self._optimizer_parameters = check_optimizer(optimizer, exact)
         self._reporter = Reporter(events, worker.machine, batch=plan.batch)
-        self._pulse = Pulse()
+        self._pulse = worker.spending
         self._heart: Heartbeat | None = None
         optimizer.register_step_pre_hook(self._check_optimizer_call)
 
@@ -250,6 +251,7 @@ class Run:
             self._feed.put(KEY_DONE, encode_json(self._end))
         self._worker.close()
         self._feed.close()
+        self._pulse.tell()
         self._events.close()
 
 
@@ -330,7 +332,9 @@ class Step:
 
     def _load(self, directive: m.Commit) -> None:
         run = self._run
-        kept = run._worker.loaded(directive, run._guard.inspect)
+        with run._pulse.during(REDUCING):
+            kept = run._worker.loaded(directive, run._guard.inspect)
+        run._pulse.reduced_bytes += kept.memory.nbytes
         self.metrics = dict(kept.metrics) if self.number not in run._worker.rewinding.passed else _Unknown()
         seed_everything(derive_seed(run.plan.seed, self.number, "apply"))
         self._complete = True

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from holdfast.core.errors import CorruptionError, Evicted, IntegrityError, PeerError, Stopped
+from holdfast.core.spending import REDUCING
 from holdfast.core.words import Registration
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
@@ -37,6 +38,7 @@ from holdfast.run.meeting import Connected, Meeting, Unreachable
 from holdfast.run.pausing import Pauses
 from holdfast.run.rewinding import Rewinding
 from holdfast.run.snapshot_desk import SnapshotDesk
+from holdfast.run.spending import HeldUp, Spending
 from holdfast.state.snapshot import Holder, Snapshot
 from holdfast.trust.keys import Keys
 
@@ -81,7 +83,8 @@ class Worker:
         self._desk = desk
         self._events = events
         self._pauses = Pauses(feed, events, outage_s=outage_s)
-        self._checkpoints = checkpoints
+        self.spending = Spending(events)
+        self._checkpoints = HeldUp(checkpoints, self.spending)
         self.audits = audits
         self._pace = Pace()
         self._clock = clock
@@ -112,6 +115,7 @@ class Worker:
             if self._directive is not None and not self._must_pause(self._directive):
                 directive, self._directive = self._directive, None
                 self._pauses.over()
+                self.spending.go_on(broken=self._broken_at is not None)
                 return directive
             self._wait()
 
@@ -192,6 +196,7 @@ class Worker:
                 self._perform(effect)
 
     def _wait(self) -> None:
+        self.spending.look(self.machine.phase, broken=self._broken_at is not None)
         if self._checkpoints.is_search_due(self._clock()):
             self._search()
             return
@@ -307,7 +312,8 @@ class Worker:
         group = self._group
         assert group is not None
         try:
-            resumed = self.gradients.reduce(group, effect, self._interrupted)
+            with self.spending.during(REDUCING):
+                resumed = self.gradients.reduce(group, effect, self._interrupted)
         except BrokenGroup as error:
             self._queue.appendleft(m.ReductionFailed(effect.step, error.peer, error.reason))
             return

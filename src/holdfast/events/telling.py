@@ -1,0 +1,233 @@
+"""Events as sentences. Pure: every kind of the vocabulary has one, which says it to a person in one line.
+
+Who hears several workers tell of the same thing, as the agent does, decides for itself what it has heard before
+(launch/terminal.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any, Final, TypeAlias
+
+Event: TypeAlias = Mapping[str, Any]
+
+
+def sentence(event: Event) -> str:
+    """One line that is safe on a terminal, whatever a script has raised. Never fails: it is only a log."""
+    kind = str(event.get("kind"))
+    try:
+        text = _SENTENCES[kind](event)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        known = ("t", "who", "kind")
+        text = f"{kind}: " + ", ".join(f"{name} {value}" for name, value in event.items() if name not in known)
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def subject(event: Event) -> str:
+    """Whom it is about: the worker that is named, or the one that wrote it."""
+    return str(event.get("worker") or event.get("who"))
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def slow_sentence(event: Event) -> str:
+    times, since_s, costs = (float(event[name]) for name in ("times", "since_s", "costs"))
+    return (
+        f"a shard takes it {times:.1f} times as long as the others, noticed after {since_s:.0f} s; that costs "
+        f"{costs:.0%} of what all could do; it has {event['shards']} shards now"
+    )
+
+
+def first_line_of_code(stacks: str) -> str:
+    """Where the first thread is, in a few words, by the stacks of faulthandler or py-spy."""
+    match = re.search(r'File "([^"]+)", line (\d+) in (\S+)', stacks)
+    if match:
+        return f"{PurePath(match[1]).name}:{match[2]} in {match[3]}"
+    match = re.search(r"^ +(\S+) \(([^()]+):(\d+)\)", stacks, re.MULTILINE)
+    return f"{PurePath(match[2]).name}:{match[3]} in {match[1]}" if match else ""
+
+
+def bytes_words(number: float) -> str:
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            break
+        number /= 1000
+    return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:,.1f} {unit}"
+
+
+# ---- one function for each kind
+
+
+def _agent_started(event: Event) -> str:
+    spares = f" and {count(int(event['spares']), 'spare')}" if event.get("spares") else ""
+    what = "took over" if event.get("took_over") else "began"
+    return f"the agent (process {event.get('pid')}) {what}: {count(int(event['workers']), 'worker')}{spares}"
+
+
+def _agent_stopped(event: Event) -> str:
+    return f"the agent ended: {event.get('reason')}, exit code {event.get('exit_code')}"
+
+
+def _worker_started(event: Event) -> str:
+    return f"{event.get('worker')} started (process {event.get('pid')})"
+
+
+def _worker_exited(event: Event) -> str:
+    code, number = event.get("exit_code"), event.get("signal")
+    how = f", signal {number}" if number else f", exit code {code}" if code else ""
+    return f"{event.get('worker')} ended: {event.get('reason')}{how}"
+
+
+def _hung(event: Event) -> str:
+    at = first_line_of_code(str(event.get("stacks", "")))
+    return f"{event.get('worker')} hangs: {event.get('reason')}" + (f"; it is at {at}" if at else "")
+
+
+def _scaled(event: Event) -> str:
+    return f"the run shall have {count(int(event['workers']), 'worker')}, and had {event.get('was')}"
+
+
+def _run_finished(event: Event) -> str:
+    return f"the training is finished at step {event.get('step')}; weights {event.get('digest')}"
+
+
+def _registered(event: Event) -> str:
+    return f"{event.get('who')} stands in the ledger, at {event.get('address')}"
+
+
+def _view(event: Event) -> str:
+    reason = event.get("reason")
+    return f"view {event.get('view')}: {', '.join(map(str, event['members']))}" + (f" ({reason})" if reason else "")
+
+
+def _lost(event: Event) -> str:
+    return f"{event.get('peer')} lost at step {event.get('step')}: {event.get('reason')}"
+
+
+def _recovered(event: Event) -> str:
+    return f"training goes on at step {event.get('step')}, {float(event.get('duration_s', 0)) * 1000:.0f} ms later"
+
+
+def _joined(event: Event) -> str:
+    return f"{event['who']} joined at step {event.get('step')}"
+
+
+def _progress(event: Event) -> str:
+    steps = f"/{event['steps']}" if event.get("steps") else ""
+    metrics = "".join(
+        f" · {name} {value:.4g}" if isinstance(value, float | int) else f" · {name} {value}"
+        for name, value in (event.get("metrics") or {}).items()
+    )
+    return f"step {event.get('step')}{steps}{metrics} · {float(event.get('samples_per_s') or 0.0):,.0f} samples/s"
+
+
+def _spent(event: Event) -> str:
+    seconds: dict[str, float] = event["seconds"]
+    total = sum(seconds.values()) or 1.0
+    parts = sorted(seconds.items(), key=lambda item: -item[1])[:4]
+    return f"{event['who']} has spent {total:.1f} s: " + ", ".join(f"{part / total:.0%} {name}" for name, part in parts)
+
+
+def _rebalanced(event: Event) -> str:
+    shards = ", ".join(f"{worker} {number}" for worker, number in event["shards"].items())
+    return f"shards were moved at step {event.get('step')}: {shards}"
+
+
+def _slow(event: Event) -> str:
+    return f"{event.get('worker')} is slow: {slow_sentence(event)}"
+
+
+def _no_longer_slow(event: Event) -> str:
+    return f"{event.get('worker')} is no longer slow"
+
+
+def _waiting(event: Event) -> str:
+    return f"{event['who']} is paused at step {event.get('step')}: {event.get('reason')}"
+
+
+def _checkpoint(event: Event) -> str:
+    return f"step {event.get('step')} is saved to {event.get('uri')} ({float(event.get('bytes', 0)) / 1e6:,.1f} MB)"
+
+
+def _resumed(event: Event) -> str:
+    return f"training resumes at step {event.get('step')}, from {event.get('uri')}"
+
+
+def _storage_down(event: Event) -> str:
+    return (
+        f"{event['who']} cannot save to {event.get('uri')}; training goes on, "
+        f"the newest snapshot waits in memory: {event.get('reason')}"
+    )
+
+
+def _rewound(event: Event) -> str:
+    passed = ", ".join(map(str, event.get("passed", ())))
+    what = f" and passes step {passed}" if passed else ""
+    return f"the run goes back to step {event.get('step')} or before{what}: {event.get('reason')}"
+
+
+def _skipped(event: Event) -> str:
+    return f"step {event.get('step')} is skipped: {event.get('reason')}"
+
+
+def _corruption(event: Event) -> str:
+    liars = ", ".join(map(str, event.get("liars") or ()))
+    found = f"{liars} is wrong" if liars else "workers disagree"
+    return f"corruption at step {event.get('step')}, {event.get('where')}: {found} ({event.get('decided')})"
+
+
+def _ledger_down(event: Event) -> str:
+    return f"{event['who']} cannot reach the ledger; the membership is frozen, training goes on: {event.get('reason')}"
+
+
+def _left(event: Event) -> str:
+    return f"{event['who']} leaves at step {event.get('step')}: {event.get('reason')}"
+
+
+def _reached(event: Event) -> str:
+    return f"{event['who']} is through with its loop, at step {event.get('step')}"
+
+
+def _finished(event: Event) -> str:
+    return f"{event['who']} has finished, at step {event.get('step')}; weights {event.get('digest')}"
+
+
+_SENTENCES: Final[dict[str, Callable[[Event], str]]] = {
+    "agent_started": _agent_started,
+    "agent_stopped": _agent_stopped,
+    "worker_started": _worker_started,
+    "worker_exited": _worker_exited,
+    "hung": _hung,
+    "scaled": _scaled,
+    "run_finished": _run_finished,
+    "registered": _registered,
+    "view": _view,
+    "lost": _lost,
+    "recovered": _recovered,
+    "joined": _joined,
+    "progress": _progress,
+    "spent": _spent,
+    "rebalanced": _rebalanced,
+    "slow": _slow,
+    "no_longer_slow": _no_longer_slow,
+    "waiting": _waiting,
+    "checkpoint": _checkpoint,
+    "resumed": _resumed,
+    "storage_down": _storage_down,
+    "storage_up": lambda event: "storage is back",
+    "rewound": _rewound,
+    "skipped": _skipped,
+    "corruption": _corruption,
+    "ledger_down": _ledger_down,
+    "ledger_up": lambda event: "the ledger is back",
+    "evicted": lambda event: f"{event['who']} was evicted: {event.get('reason')}",
+    "left": _left,
+    "reached": _reached,
+    "finished": _finished,
+    "failed": lambda event: f"{event['who']} failed: {event.get('reason')}",
+    "warning": lambda event: f"{event['who']} warns: {event.get('text')}",
+}

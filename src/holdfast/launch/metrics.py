@@ -1,0 +1,177 @@
+"""A run's numbers at `/metrics`: `holdfast run --metrics`, and for whoever serves them beside something else.
+
+Events are read when somebody asks. Threads: `holdfast-metrics` accepts, one more for each question; `RunMetrics` has a
+lock of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+from holdfast.core.errors import ConfigError
+from holdfast.detection.progress import Limits
+from holdfast.events import EventReader
+from holdfast.events.metrics import CONTENT_TYPE, Metrics
+from holdfast.launch.directory import RunDirectory
+from holdfast.launch.proc import find_workers
+from holdfast.launch.watchman import levels
+
+PORT = 9464  # where OpenTelemetry's exporter for Prometheus is
+PORT_MAX = 65535
+IDLE_S = 10.0
+CLOSE_S = 0.1
+CONNECTIONS_MAX = 32
+_ADDRESS = re.compile(r"(?:(?P<bare>\d+)|(?P<host>[A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\]):(?P<port>\d+))")
+_LOCAL = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+
+
+class RunMetrics:
+    """The numbers of one run, for any thread. A server mounts it: `text()` is the answer, of kind CONTENT_TYPE."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._reader = EventReader(directory.events)
+        self._metrics = Metrics()
+
+    def text(self) -> str:
+        with self._lock:
+            for event in self._reader.stream():
+                self._metrics.feed(event)
+            living = {found.worker for found in find_workers(self._directory.path)}
+            seen = levels(self._directory.path, described_limits(self._directory.read()), time.monotonic())
+            suspicion = {worker: (int(one.level), one.phi) for worker, (one, _) in seen.items()}
+            return self._metrics.render(time.time(), run=self._directory.name, alive=living, suspicion=suspicion)
+
+
+def described_limits(described: Mapping[str, Any]) -> Limits:
+    """Those that the run was started with, by its run.json."""
+    default = Limits()
+    return Limits(
+        stuck_s=described.get("stuck_after_s", default.stuck_s) or None,
+        hang_s=described.get("hang_after_s", default.hang_s) or None,
+        silent_s=max(default.silent_s, float(described.get("lease_s") or 0.0)),
+    )
+
+
+def split_address(given: str | None, words: list[str]) -> tuple[str, int] | None:
+    """Where `--metrics [ADDR:PORT]` listens; None without it. A word that is no address begins the script's."""
+    if given is None:
+        return None
+    match = _ADDRESS.fullmatch(given)
+    if match is None:
+        words.insert(0, given)
+        return "127.0.0.1", PORT
+    port = int(match["bare"] or match["port"])
+    if port > PORT_MAX:
+        raise ConfigError(f"--metrics: {port} is not a port", hint=f"ports are from 1 to {PORT_MAX}; 0: any free one")
+    return (match["host"] or "127.0.0.1").strip("[]"), port
+
+
+@contextmanager
+def metrics_beside(directory: RunDirectory, address: tuple[str, int] | None) -> Iterator[None]:
+    """Serve the numbers for as long as the agent runs. A port that is taken is said before anything is started."""
+    if address is None:
+        yield
+        return
+    server = MetricsServer(directory, *address)
+    print(f"holdfast | metrics: {server.url}", flush=True)
+    try:
+        yield
+    finally:
+        server.close()
+
+
+class MetricsServer(ThreadingHTTPServer):
+    """Answers GET /metrics until it is closed."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, directory: RunDirectory, host: str, port: int) -> None:
+        self.metrics = RunMetrics(directory)
+        self._host = host
+        self._connections = threading.Semaphore(CONNECTIONS_MAX)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, port), _Handler)
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"--metrics cannot listen on {host} port {port}: {why}",
+                hint="choose another one: --metrics 127.0.0.1:0 takes any that is free",
+            ) from error
+        self.is_local = self.server_address[0] in ("127.0.0.1", "::1")
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(CLOSE_S,), name="holdfast-metrics", daemon=True
+        )
+        self._thread.start()
+
+    def server_bind(self) -> None:
+        """Without the name of the host, for which the usual server asks DNS."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    @property
+    def url(self) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self.server_port}/metrics"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._connections.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who went away meanwhile is no error, and nothing else shall fill the agent's terminal."""
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join(timeout=5.0)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: MetricsServer
+    server_version = "holdfast"
+    sys_version = ""
+    timeout: ClassVar[float] = IDLE_S
+
+    def do_GET(self) -> None:
+        if self.server.is_local and not _LOCAL.fullmatch(self.headers.get("Host") or "127.0.0.1"):
+            # Another site's name that was made to lead here.
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"this is for this machine alone\n")
+        elif self.path.partition("?")[0] != "/metrics":
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"the numbers are at /metrics\n")
+        else:
+            self._answer(HTTPStatus.OK, CONTENT_TYPE, self.server.metrics.text().encode())
+
+    do_HEAD = do_GET
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nobody reads it."""

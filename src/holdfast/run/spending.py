@@ -1,0 +1,174 @@
+"""A worker's account of its time, kept by what the training thread enters anyway, and told in `spent` events.
+
+Belongs to the thread of the user's loop. What is entered costs two additions; an event is written at most once a
+second, and less often the longer the worker lives.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.core import spending as s
+from holdfast.detection.beat import Activity
+from holdfast.detection.heartbeat import Pulse
+from holdfast.events import EventLog
+from holdfast.membership import messages as m
+from holdfast.membership.phases import Phase
+from holdfast.run.checkpointing import NoCheckpoints
+
+TELL_S_MIN, TELL_S_MAX = 1.0, 10.0
+TELL_SHARE = 0.01  # of the worker's life: what is not told yet when it is killed is no more than that
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_OUTSIDE = {Activity.STARTING: s.JOINING, Activity.ENDED: s.SCRIPT, Activity.CLOSED: s.SCRIPT}
+_IN_A_STEP = {Activity.LOADING: s.LOADING, Activity.SHARD: s.COMPUTING, Activity.SCRIPT: s.COMPUTING}
+# While it waits. In a phase in which the script has the word, it must not begin: the ledger is away for too long.
+_OF_PHASE = {
+    Phase.WAITING: s.STANDBY,
+    Phase.FORMING: s.JOINING,
+    Phase.LOADING: s.JOINING,
+    Phase.RECEIVING: s.JOINING,
+    Phase.TURNING: s.JOINING,
+    Phase.BROKEN: s.JOINING,  # without a loss: the view changes because somebody comes or goes
+    Phase.GATHERING: s.WAITING,
+    Phase.REDUCING: s.WAITING,
+    Phase.COMPUTING: s.RECOVERING,
+    Phase.APPLYING: s.RECOVERING,
+    Phase.ENDED: s.SCRIPT,
+}
+
+
+class Spending(Pulse):
+    """The pulse of the training thread, with an account of it."""
+
+    def __init__(self, events: EventLog | None = None) -> None:
+        super().__init__()
+        self._events = events or EventLog(None, "")
+        self._account = s.Account(self.since)
+        self._tell_at = self.since + TELL_S_MIN
+        self._held: list[str] = []  # what our own lines are in, innermost last
+        self._phase = Phase.WAITING
+        self._broken = False
+        self.reduced_bytes = 0
+
+    def enter(self, activity: Activity, step: int) -> None:
+        super().enter(activity, step)
+        self._switch(self.since)
+
+    @contextmanager
+    def during(self, category: str) -> Iterator[None]:
+        """Our own lines that the category is about."""
+        self._held.append(category)
+        self._switch(time.monotonic())
+        try:
+            yield
+        finally:
+            self._held.pop()
+            self._switch(time.monotonic())
+
+    def look(self, phase: Phase, *, broken: bool) -> None:
+        """Where the machine is while it waits. `broken`: a member is lost, and no step has been committed since."""
+        self._phase, self._broken = phase, broken
+        self._switch(time.monotonic())
+
+    def go_on(self, *, broken: bool) -> None:
+        """The script has the word; what our own lines take until they hand it over is part of the step."""
+        self._phase, self._broken = Phase.GATHERING, broken
+
+    def tell(self) -> None:
+        now = time.monotonic()
+        self._tell_at = now + min(TELL_S_MAX, max(TELL_S_MIN, self._account.age(now) * TELL_SHARE))
+        seconds = {category: round(spent, 4) for category, spent in self._account.spent(now).items()}
+        self._events.write(
+            "spent",
+            seconds=seconds,
+            doing=self._account.doing,
+            bytes=self.reduced_bytes,
+            memory_bytes=_resident_bytes(),
+        )
+
+    def _switch(self, now: float) -> None:
+        self._account.switch(self._category(), now)
+        if now >= self._tell_at:
+            self.tell()
+
+    def _category(self) -> str:
+        if self._held and not (self._broken and self._held[-1] == s.REDUCING):
+            return self._held[-1]
+        if self.activity in _OUTSIDE:
+            return _OUTSIDE[self.activity]
+        if self._broken:
+            return s.RECOVERING
+        return _IN_A_STEP.get(self.activity) or _OF_PHASE[self._phase]
+
+
+class HeldUp(NoCheckpoints):
+    """A worker's checkpoints, with the time that training waits for them on its account."""
+
+    def __init__(self, inner: NoCheckpoints, spending: Spending) -> None:
+        self._inner = inner
+        self._spending = spending
+
+    @property
+    def saving(self) -> bool:  # type: ignore[override]
+        return self._inner.saving
+
+    def is_due(self, step: int, *, first: bool) -> bool:
+        return self._inner.is_due(step, first=first)
+
+    def save(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None:
+        with self._spending.during(s.CHECKPOINTING):
+            self._inner.save(step, members, metrics)
+
+    def save_last(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None:
+        with self._spending.during(s.CHECKPOINTING):
+            self._inner.save_last(step, members, metrics)
+
+    def prepare(self, count: int) -> None:
+        with self._spending.during(s.CHECKPOINTING):
+            self._inner.prepare(count)
+
+    def wait_copied(self) -> None:
+        with self._spending.during(s.CHECKPOINTING):
+            self._inner.wait_copied()
+
+    def member_lost(self) -> None:
+        self._inner.member_lost()
+
+    def arrived(self, step: int) -> None:
+        self._inner.arrived(step)
+
+    def settle_up_to(self, step: int) -> None:
+        with self._spending.during(s.CHECKPOINTING):
+            self._inner.settle_up_to(step)
+
+    def settle(self) -> None:
+        with self._spending.during(s.CHECKPOINTING):
+            self._inner.settle()
+
+    def leave(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float], *, save: bool) -> None:
+        with self._spending.during(s.CHECKPOINTING):
+            self._inner.leave(step, members, metrics, save=save)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def search_at(self, when: float | None) -> None:
+        self._inner.search_at(when)
+
+    def is_search_due(self, now: float) -> bool:
+        return self._inner.is_search_due(now)
+
+    def search(self) -> m.Restored | None:
+        return self._inner.search()
+
+
+def _resident_bytes() -> int:
+    """The memory that this process has, what it shares with others included."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
