@@ -14,7 +14,7 @@ from holdfast.events import read_events
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 SCRIPT = str(Path(__file__).parents[2] / "benchmarks" / "straggler_worker.py")
-TRAINING = ["--shards", "12", "--steps", "90"]
+TRAINING = ["--shards", "12", "--steps", "130"]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(("options", "how"), [(["--workers", "3"], []), (["--workers", "2"], ["--freeze"])])
 def test_who_pauses_comes_back(options: list[str], how: list[str], quiet: str, tmp_path: Path) -> None:
     """Its script waits; or its whole process is stopped, for longer than its lease."""
-    pauses = ["--slow", "w1", "--pause", "1.5", "--every", "1.5", "--from-step", "12", *how]
+    pauses = ["--slow", "w1", "--pause", "1.2", "--every", "2", "--from-step", "12", *how]
     script = [SCRIPT, "--out", str(tmp_path), *TRAINING, *pauses]
     with training(tmp_path, *options, "--lease", "1", "--checkpoint", "none", script=script) as run:
         assert run.finish(DEADLINE_S) == quiet

@@ -10,7 +10,9 @@ import pytest
 from holdfast.core.words import View
 from holdfast.membership import messages as m
 from holdfast.membership import returning, view_rules
+from holdfast.membership.late import still_late
 from holdfast.membership.machine import Machine
+from holdfast.membership.reach import Roll
 from holdfast.membership.view_rules import Decision, LedgerState, Plan
 from holdfast.testing.simulator import Schedule, Violation, World, simulate
 from holdfast.testing.simulator.books import Books
@@ -112,7 +114,7 @@ class TellsTooEarly(Machine):
     """Says that it is back as soon as it sees that it was left behind, still inside the step."""
 
     def _catch_up(self, now: float) -> list[m.Effect]:
-        return [*self._publish(returning.Roll(self._left_at), now), *super()._catch_up(now)]
+        return [*self._publish(Roll(self._left_at), now), *super()._catch_up(now)]
 
 
 class AppliesTheMeanAgain(Machine):
@@ -134,7 +136,7 @@ def leave_the_many_behind(patch: Patch) -> None:
     def propose_without(me: str, ledger: LedgerState, late: Sequence[str]) -> Decision:
         assert ledger.view is not None
         live = tuple(member for member in ledger.view.members if member in ledger.ids and member not in late)
-        left = view_rules.still_late(ledger, live, late)
+        left = still_late(ledger, live, late)
         return Decision(View(ledger.view.number + 1, live, "all are late", left) if live[:1] == (me,) else None, "")
 
     patch.setattr(returning, "propose_without", propose_without)
