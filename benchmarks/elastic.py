@@ -23,6 +23,7 @@ from launching import BenchmarkError, holdfast_command, run_to_end
 
 WORKERS, QUORUM = 4, 3
 SHARDS, SHARD_S = 16, 0.02
+SAMPLES = 16384  # one epoch is longer than the run: at its end the last shards may be the late worker's
 WARM_UP, QUIET_STEPS, STEPS = 10, 60, 150
 TIMEOUT_S = 300.0
 CASES = {"slow": ["--times", "5"], "pausing": ["--pause", "2", "--every", "6"]}
@@ -38,6 +39,7 @@ def train(options: list[str], steps: int) -> dict[str, Any]:
             home, run="bench", workers=WORKERS, script="straggler_worker.py", options=["--checkpoint", "none"]
         )
         common = ["--out", str(home), "--steps", str(steps), "--shards", str(SHARDS), "--shard-s", str(SHARD_S)]
+        common += ["--samples", str(SAMPLES)]
         run_to_end([[*command, *common, *options]], home / "log", timeout_s=TIMEOUT_S)
         left = [json.loads(path.read_text()) for path in sorted(home.glob("w*.json"))]
         if len(left) != WORKERS or len({one["digest"] for one in left}) != 1:

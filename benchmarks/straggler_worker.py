@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 import holdfast
 
-WIDTH, CLASSES, SAMPLES = 64, 10, 4096
+WIDTH, CLASSES = 64, 10
 
 
 def freeze(seconds: float) -> None:
@@ -46,14 +46,15 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=10.0, metavar="S", help="... every so many seconds")
     parser.add_argument("--freeze", action="store_true", help="its whole process pauses: SIGSTOP, and SIGCONT")
     parser.add_argument("--from-step", type=int, default=0)
+    parser.add_argument("--samples", type=int, default=4096)
     parser.add_argument("--mode", default="exact")
     parser.add_argument("--quorum", type=int)
     args = parser.parse_args()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(SAMPLES, WIDTH, generator=generator)
-    dataset = TensorDataset(x, torch.randint(CLASSES, (SAMPLES,), generator=generator))
+    x = torch.randn(args.samples, WIDTH, generator=generator)
+    dataset = TensorDataset(x, torch.randint(CLASSES, (args.samples,), generator=generator))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     batch, mode = 2 * args.shards, {"mode": args.mode, "quorum": args.quorum}
     run = holdfast.join(model, optimizer, dataset, batch=batch, shards=args.shards, seed=0, **mode)

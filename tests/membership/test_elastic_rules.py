@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from holdfast.core.words import View
 from holdfast.membership.codec import LENGTH, decode, encode
 from holdfast.membership.elastic import room, size_of, thinned
+from holdfast.membership.machine import Machine, Phase
+from holdfast.membership.messages import Ready
 from holdfast.membership.view_rules import Report, reconcile
 
 MEMBERS = ("w0.1", "w1.1", "w2.1")
@@ -42,3 +44,21 @@ def test_a_step_of_which_nothing_is_there_begins_anew_with_what_there_is_room_fo
 def test_a_report_says_how_large_the_run_is_meant_to_be() -> None:
     report = Report(4, (1,), True, size=3)
     assert decode(encode(report)[LENGTH.size :])[0] == report
+
+
+def late(*ready: tuple[int, ...], quorum: int) -> bool:
+    """Whether one of four, still computing, is not waited for when others have brought these shards."""
+    machine = Machine("w0.1", shards=8, elastic=True)
+    members = tuple(f"w{slot}.1" for slot in range(4))
+    machine.view, machine.next, machine.phase = View(1, members), 3, Phase.COMPUTING
+    machine._ready = {3: {f"w{slot}.1": Ready(3, shards) for slot, shards in enumerate(ready, start=1)}}
+    return machine.closes(quorum)
+
+
+def test_a_step_is_closed_when_enough_others_have_brought_shards() -> None:
+    assert not late((0, 1), (2, 3), quorum=3)
+    assert late((0, 1), (2, 3), (4,), quorum=3)
+    assert not late((0,), (), quorum=2)  # who has none is there at once: that says nothing of me
+    assert late((0,), (), (), quorum=2)  # but all others are there
+    assert not late((), (), (), quorum=2)
+    assert not late((0,), (1,), (2,), quorum=4)  # never without all

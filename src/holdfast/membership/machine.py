@@ -6,7 +6,8 @@ this same class: they turn what happens into events and perform the effects that
 with its peers in a view is in stepping.py; here is how it gets from one view to the next.
 
 Invariants, checked here with `assert` and in the simulator from outside:
-- a step is applied once, in order; a step commits only when the members' shards cover it exactly once;
+- a step is applied once, in order; a step commits only when the members' shards cover it exactly once, or, in elastic
+  mode, when all members have said what they bring, and no shard is there twice;
 - nothing said in another view is listened to;
 - members of a view differ by at most one step, since a reduction is a barrier;
 - a group that works is not given up before the ledger shows the next view: without the ledger, steps go on.

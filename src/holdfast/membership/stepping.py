@@ -175,10 +175,12 @@ class Stepping(ABC):
         return ready and (not needs_done or member in self._done.get(step, set()))
 
     def closes(self, quorum: int) -> bool:
-        """So many others have brought shards to the step that my loop still computes."""
-        if self.phase is not Phase.COMPUTING or self.next is None:
+        """So many others have brought shards to the step that my loop still computes, or all of them what they had."""
+        if self.phase is not Phase.COMPUTING or self.next is None or self.view is None:
             return False
-        return quorum <= sum(bool(ready.shards) for ready in self._ready.get(self.next, {}).values())
+        ready = self._ready.get(self.next, {})
+        brought = sum(bool(message.shards) for message in ready.values())
+        return brought >= quorum or (brought > 0 and len(ready) >= max(quorum, len(self.view.members) - 1))
 
     @property
     def needs_state(self) -> bool:

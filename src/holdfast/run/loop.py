@@ -371,6 +371,7 @@ class Step:
                         yield batch
                     finally:
                         run._open_shard = None
+                    run._pulse.enter(Activity.WAITING, self.number)
                 late = worker.has_closed(self.number)
                 sums = worker.gradients.sums if shard in counted else None
                 collector = worker.audits.collector(shard, sums, run._recorded) if not late else NOWHERE

@@ -21,7 +21,7 @@ really applied, and raises Violation when the machines' decisions break a promis
     network.py    connections that belong to a view, keep order, and break as a whole; cuts
     worker.py     one process: the shipped machine, the user's loop around it, what it really holds
     lying.py      processors that compute a shard wrongly
-    standing_in.py  a late worker, and who takes its place
+    standing_in.py  a late worker, and what takes its place
     weights.py    what a worker's weights came from, and what it has seen of the data
     hosts.py      agents, which start, bury and replace workers
 """
