@@ -23,7 +23,15 @@ LANES_MAX = 2048
 KINDS_MAX = 64  # no vocabulary of ours has so many
 NAME_MAX = 80  # characters of a metric's name
 METRICS_MAX = 12
-RECENT: Final = {"progress": 8, "rebalanced": 20, "registered": 40, "warning": 100, "worker_exited": 200, "view": 100}
+RECENT: Final = {
+    "progress": 8,
+    "spent": 0,
+    "rebalanced": 20,
+    "registered": 40,
+    "warning": 100,
+    "worker_exited": 200,
+    "view": 100,
+}
 RECENT_DEFAULT = 60
 TOLD_MAX = 512
 CHECKPOINTS_MAX = 40
