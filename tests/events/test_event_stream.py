@@ -25,8 +25,8 @@ def all_of(stream: EventStream) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "BYTES_AT_ONCE", 256)
-    monkeypatch.setattr(streaming, "BYTES_OF_FILE_MIN", 64)
+    monkeypatch.setattr(streaming, "PIECE_BYTES_MAX", 256)
+    monkeypatch.setattr(streaming, "PIECE_BYTES_MIN", 64)
 
 
 @settings(max_examples=30)
@@ -34,8 +34,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_batches_are_the_log_by_time(times: list[list[float]], tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("events")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "BYTES_AT_ONCE", 256)
-        patch.setattr(streaming, "BYTES_OF_FILE_MIN", 64)
+        patch.setattr(streaming, "PIECE_BYTES_MAX", 256)
+        patch.setattr(streaming, "PIECE_BYTES_MIN", 64)
         for number, some in enumerate(times):
             own = sorted(some)  # a writer's clock goes forward
             (directory / f"w{number}.1.jsonl").write_bytes(b"".join(line(at, f"w{number}.1") for at in own))

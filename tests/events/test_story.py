@@ -286,3 +286,19 @@ def test_marks_that_are_many_are_counted_together() -> None:
     assert len(marks.all) <= series.MARKS_MAX
     assert sum(mark.count for mark in marks.all) == 1000
     assert all(mark.until >= mark.at for mark in marks.all)
+
+
+def test_where_the_time_went_adds_up() -> None:
+    """By the workers' own accounts: of each slot, over all workers that it has had, and of the run."""
+    story = tell([*begin(), *KILL])
+    assert "accounts" not in story.picture(8.0)
+    spent = {"joining": 2.0, "computing": 4.0, "waiting": 0.5}
+    story.feed(event(7.5, "w0.1", "spent", seconds=spent, doing="computing"))
+    accounts = story.picture(8.0)["accounts"]
+    assert set(accounts["slots"]) == {"w0", "w1"}
+    assert accounts["slots"]["w0"]["waiting"] == 0.5
+    for slot, seconds in accounts["slots"].items():
+        assert abs(sum(seconds.values()) - 7.9) < 0.05, slot  # from the start of its process until now
+    both = sum(sum(seconds.values()) for seconds in accounts["slots"].values())
+    assert abs(sum(accounts["run"].values()) - both) < 0.05
+    assert "accounts" not in story.picture(8.0, since=story.number)

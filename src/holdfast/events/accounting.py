@@ -49,8 +49,8 @@ class Spent:
 
     @property
     def goodput(self) -> float | None:
-        """The part of the time, but for starting and for spares that stand by, that was not lost: neither to recovering,
-        nor to checkpointing, joining or an empty slot. None before any time has passed."""
+        """The part of the time, but for starting and for spares that stand by, that was not lost: neither to
+        recovering, nor to checkpointing, joining or an empty slot. None before any time has passed."""
         counted = self.total_s - math.fsum(self.seconds[category] for category in LEFT_OUT)
         lost = math.fsum(self.seconds[category] for category in LOST)
         return max(0.0, 1.0 - lost / counted) if counted > 0 else None

@@ -49,6 +49,17 @@ _TOLD_BY_ALL: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
+class _Kind:
+    """The newest events of a kind, and how many there were; `same`: the fields of one that all tell."""
+
+    __slots__ = ("count", "recent", "same")
+
+    def __init__(self, same: tuple[str, ...] | None, kept: int) -> None:
+        self.same = same
+        self.count = 0
+        self.recent: deque[tuple[int, Event]] = deque(maxlen=kept)
+
+
 class Fold:
     """What the events so far tell. `number` is how many there were: a reader that has it can ask for the rest."""
 
@@ -63,7 +74,7 @@ class Fold:
         self.script = ""
         self.step = 0
         self.steps = 0
-        self.metrics: dict[str, float] = {}
+        self.metrics: Mapping[str, Any] = {}
         self.samples_per_s = 0.0
         self.view = 0
         self.members: tuple[str, ...] = ()
@@ -76,7 +87,8 @@ class Fold:
         self.digests: set[str] = set()
         self.lanes: dict[str, Lane] = {}
         self.slow: dict[str, float] = {}  # who is, and how many times as long a shard takes it
-        self.series: dict[str, Series] = {THROUGHPUT: Series()}
+        self._rates = Series()
+        self.series: dict[str, Series] = {THROUGHPUT: self._rates}
         self.marks = Marks()
         self.checkpoints: deque[dict[str, Any]] = deque(maxlen=CHECKPOINTS_MAX)
         self.recoveries: deque[tuple[int, float]] = deque(maxlen=RECOVERIES_MAX)  # (view, seconds)
@@ -84,13 +96,12 @@ class Fold:
         self.cut_off: set[str] = set()  # who cannot reach the ledger
         self.unsaved: set[str] = set()  # who cannot save
         self.waiting: dict[str, str] = {}  # who does not get on, and why
-        self.counts: dict[str, int] = {}
         self._shares: dict[str, int] = {}
         self._paces: dict[str, float] = {}
         self._pids: dict[str, int] = {}  # of living workers, by id
         self._unsettled: set[str] = set()  # lanes that a step brings to computing
         self._pace: deque[tuple[float, int]] = deque(maxlen=PACE_EVENTS)
-        self._recent: dict[str, deque[tuple[int, Event]]] = {}
+        self._kinds: dict[str, _Kind] = {}
         self._told: dict[tuple[Any, ...], None] = {}
         self._checkpoints_changed = 0
         self._crew_changed = 0
@@ -105,34 +116,45 @@ class Fold:
         self.number += 1
         try:
             kind, at = event["kind"], event["t"]
-            if self.began is None:
-                self.began = at
             if at > self.last:
                 self.last = at
-            if kind in self.counts or len(self.counts) < KINDS_MAX:
-                self.counts[kind] = self.counts.get(kind, 0) + 1
+                if self.began is None:
+                    self.began = at
             handler = self._handlers.get(kind)
             if handler is not None:
                 handler(event, at)
-            self._keep(kind, event)
+            known = self._kinds.get(kind) or self._new_kind(kind)
+            known.count += 1
+            if known.same is None or self._is_new(kind, known.same, event):
+                known.recent.append((self.number, event))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             pass
 
-    def _keep(self, kind: str, event: Event) -> None:
-        same = _TOLD_BY_ALL.get(kind)
-        if same is not None:
-            key = (kind, *(event.get(name) for name in same))
-            if key in self._told:
-                return
-            self._told[key] = None
-            if len(self._told) > TOLD_MAX:
-                del self._told[next(iter(self._told))]
-        ring = self._recent.get(kind)
-        if ring is None:
-            if len(self._recent) >= KINDS_MAX:
-                return
-            ring = self._recent[kind] = deque(maxlen=RECENT.get(kind, RECENT_DEFAULT))
-        ring.append((self.number, event))
+    def _new_kind(self, kind: str) -> _Kind:
+        if len(self._kinds) >= KINDS_MAX:
+            raise ValueError("no vocabulary of ours has so many")
+        known = self._kinds[kind] = _Kind(_TOLD_BY_ALL.get(kind), RECENT.get(kind, RECENT_DEFAULT))
+        return known
+
+    def _is_new(self, kind: str, same: tuple[str, ...], event: Event) -> bool:
+        key = (kind, *(event.get(name) for name in same))
+        if key in self._told:
+            return False
+        self._told[key] = None
+        if len(self._told) > TOLD_MAX:
+            del self._told[next(iter(self._told))]
+        return True
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {kind: known.count for kind, known in self._kinds.items()}
+
+    @staticmethod
+    def _lane_name(worker: str) -> str:
+        """`w3` for `w3.2`, `w3@alpha` for `w3.2@alpha`."""
+        slot, _, rest = worker.partition(".")
+        host = rest.partition("@")[2]
+        return f"{slot}@{host}" if host else slot
 
     def _lane(self, worker: object) -> Lane | None:
         """The lane of a worker; None if that is no worker's name, or one whose slot has a newer one."""
@@ -141,7 +163,7 @@ class Fold:
             slot, host, incarnation = slot_of(name), host_of(name), incarnation_of(name)
         except (ValueError, IndexError):
             return None
-        key = f"w{slot}@{host}" if host else f"w{slot}"
+        key = self._lane_name(name)
         lane = self.lanes.get(key)
         if lane is None:
             if len(self.lanes) >= LANES_MAX:
@@ -190,7 +212,7 @@ class Fold:
     def _on_worker_started(self, event: Event, at: float) -> None:
         worker = str(event["worker"])
         self._pids[worker] = int(event["pid"])
-        self._move(worker, l.JOINING, at)
+        self._move(worker, self._arriving(), at)
 
     def _on_worker_exited(self, event: Event, at: float) -> None:
         worker, reason = str(event["worker"]), str(event.get("reason", ""))
@@ -222,7 +244,8 @@ class Fold:
 
     def _arriving(self) -> str:
         """Who comes while the view is complete is a spare, however far it is."""
-        return l.SPARE if self.members and len(self.members) >= self.size else l.JOINING
+        living = sum(self._state_of(member) in l.LIVING for member in self.members)
+        return l.SPARE if living and living >= self.size else l.JOINING
 
     def _on_view(self, event: Event, at: float) -> None:
         number = int(event["view"])
@@ -275,13 +298,17 @@ class Fold:
         if self._pace and step < self._pace[-1][1]:
             self._pace.clear()  # the run went back
         self._pace.append((at, step))
-        rate = event.get("samples_per_s")
-        if rate:
-            self.samples_per_s = number_of(rate)
-            self.series[THROUGHPUT].add(at, step, self.samples_per_s, self.number)
-        metrics = event.get("metrics")
+        number, rate, metrics = self.number, event.get("samples_per_s"), event.get("metrics")
+        if rate and type(rate) is float:
+            self.samples_per_s = rate
+            self._rates.add(at, step, rate, number)
         if metrics:
-            self._measure(metrics, at, step)
+            for name, value in metrics.items():
+                if type(value) is float or type(value) is int:
+                    series = self.series.get(name) or self._new_series(name)
+                    if series is not None:
+                        series.add(at, step, value, number)
+            self.metrics = metrics
         if self.waiting:
             self.waiting.clear()
         if self._unsettled and event.get("view") == self.view:
@@ -290,16 +317,11 @@ class Fold:
                 if lane.worker in self.members and at >= lane.stretches[-1][0]:
                     self._settle(lane.worker, at)
 
-    def _measure(self, metrics: Mapping[str, Any], at: float, step: int) -> None:
-        for name, value in metrics.items():
-            series = self.series.get(name)
-            if series is None:
-                if name == THROUGHPUT or len(name) > NAME_MAX or len(self.series) > METRICS_MAX:
-                    continue
-                series = self.series[name] = Series()
-            if isinstance(value, float | int):
-                series.add(at, step, value, self.number)
-                self.metrics[name] = number_of(value)
+    def _new_series(self, name: str) -> Series | None:
+        if name == THROUGHPUT or len(name) > NAME_MAX or len(self.series) > METRICS_MAX:
+            return None
+        series = self.series[name] = Series()
+        return series
 
     def _on_rebalanced(self, event: Event, at: float) -> None:
         self._shares = {worker: int(number_of(count)) for worker, count in event["shards"].items()}

@@ -47,6 +47,7 @@ class Lane:
             since, was, _ = self.stretches[-1]
             at = max(at, since)
             self._seconds[was] = self._seconds.get(was, 0.0) + max(0.0, at - max(since, self._counted_from))
+            self._counted_from = max(at, self._counted_from)
         if self.stretches and self.stretches[-1][0] == at:
             self.stretches.pop()
         if not self.stretches or self.stretches[-1][1:] != (state, worker):

@@ -22,6 +22,10 @@ def _all(values: object) -> str:
     return ", ".join(names[:LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
+def _count(value: object, noun: str) -> str:
+    return f"{value} {noun}" if value == 1 else f"{value} {noun}s"
+
+
 def _ms(value: object) -> str:
     seconds = float(value) if isinstance(value, int | float) else 0.0
     return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.0f} s"
@@ -59,14 +63,14 @@ def _corruption(event: Event) -> str:
 
 _SAYS: Final[dict[str, Callable[[Event], str]]] = {
     "agent_started": lambda e: (
-        f"agent {'took the run over' if e.get('took_over') else 'started'}: {e.get('workers')} workers"
-        + (f", {e['spares']} spares" if e.get("spares") else "")
+        f"agent {'took the run over' if e.get('took_over') else 'started'}: {_count(e.get('workers'), 'worker')}"
+        + (f", {_count(e['spares'], 'spare')}" if e.get("spares") else "")
     ),
     "agent_stopped": lambda e: f"agent ended, exit code {e.get('exit_code', 0)}",
     "worker_started": lambda e: f"started as process {e.get('pid')}",
     "worker_exited": _exited,
     "hung": lambda e: f"hangs, {'and is ended' if e.get('killed') else 'and is left alone'}: {e.get('activity')}",
-    "scaled": lambda e: f"the run shall have {e.get('workers')} workers, was {e.get('was')}",
+    "scaled": lambda e: f"the run shall have {_count(e.get('workers'), 'worker')}, was {e.get('was')}",
     "run_finished": lambda e: f"the run is finished at step {e.get('step')}",
     "registered": lambda e: "stands in the ledger",
     "view": lambda e: f"enters view {e.get('view')}: {_all(e.get('members'))}",

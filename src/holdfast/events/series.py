@@ -26,7 +26,7 @@ class Series:
         self._sum = 0.0
 
     def add(self, at: float, step: int, value: float, number: int) -> None:
-        if not math.isfinite(value):
+        if not -math.inf < value < math.inf:
             return
         if self._in_last and self._in_last < self.stride:
             self._in_last += 1

@@ -14,7 +14,7 @@ from holdfast.events import lanes as l
 from holdfast.events.accounting import Accounting
 from holdfast.events.fold import Event, Fold
 from holdfast.events.lanes import Lane
-from holdfast.events.sentences import describe
+from holdfast.events.sentences import describe, number_of
 
 
 class Story(Fold):
@@ -23,10 +23,13 @@ class Story(Fold):
     def __init__(self) -> None:
         super().__init__()
         self.time = Accounting()
+        self._spent_at = 0  # the number of the last event in which a worker told its account
 
     def feed(self, event: Event) -> None:
         super().feed(event)
         self.time.feed(event)
+        if event.get("kind") == "spent":
+            self._spent_at = self.number
 
     def state(self, *, agent: bool | None = None, lives: bool | None = None) -> str:
         """running, unattended, finished or stopped. `agent` and `lives` are what /proc says of agent and workers."""
@@ -61,6 +64,18 @@ class Story(Fold):
         spent = sum(value for state, value in seconds.items() if state not in l.IDLE)
         return sum(value for state, value in seconds.items() if state in l.GOOD) / spent if spent else None
 
+    def accounts(self, now: float) -> dict[str, Any]:
+        """Where the time went, by the workers' own accounts: of the run and of each slot, in seconds."""
+        slots: dict[str, dict[str, float]] = {}
+        for worker, spent in self.time.workers(now).items():
+            lane = self._lane_name(worker)
+            total = slots.setdefault(lane, {}) if lane in self.lanes else {}
+            for category, seconds in spent.seconds.items():
+                if seconds > 0:
+                    total[category] = round(total.get(category, 0.0) + seconds, 3)
+        run = {category: round(seconds, 3) for category, seconds in self.time.run(now).seconds.items() if seconds > 0}
+        return {"run": run, "slots": slots}
+
     def header(self, now: float, *, state: str = "") -> dict[str, Any]:
         """`now` is the time of the last event where the run is over."""
         durations = sorted(duration for _, duration in self.recoveries)
@@ -77,8 +92,8 @@ class Story(Fold):
             "steps": self.steps,
             "steps_per_s": round(rate, 4),
             "eta_s": round((self.steps - self.step) / rate, 1) if going_on else None,
-            "samples_per_s": self.samples_per_s,
-            "metrics": dict(self.metrics),
+            "samples_per_s": number_of(self.samples_per_s),
+            "metrics": {name: number_of(value) for name, value in self.metrics.items() if name in self.series},
             "goodput": None if goodput is None else round(goodput, 4),
             "seconds": {state: round(value, 3) for state, value in self.seconds(now).items()},
             "failures": self.failures,
@@ -125,7 +140,7 @@ class Story(Fold):
 
     def recent(self, since: int = 0, most: int = 600) -> list[dict[str, Any]]:
         """The newest events, newest first, with their numbers."""
-        found = [(number, event) for ring in self._recent.values() for number, event in ring if number > since]
+        found = [pair for known in self._kinds.values() for pair in known.recent if pair[0] > since]
         found.sort(key=lambda pair: pair[0], reverse=True)
         return [{"n": number, **describe(event)} for number, event in found[:most]]
 
@@ -141,10 +156,12 @@ class Story(Fold):
                 name: change for name, series in self.series.items() if (change := series.picture(since))["points"]
             },
             "events": self.recent(since),
-            "counts": dict(self.counts),
+            "counts": self.counts,
         }
         if changed or self._crew_changed > since or not since:
             picture["crew"] = self.crew()
+        if self._spent_at > since:
+            picture["accounts"] = self.accounts(now)
         if self.marks.changed > since or not since:
             picture["marks"] = self.marks.picture()
         if self._checkpoints_changed > since or not since:

@@ -54,7 +54,10 @@ function showProgress(header) {
 
 function failuresNote(header) {
   const parts = [];
-  if (header.recoveries) parts.push(`back in ${duration(header.recovery_median_s)}, worst ${duration(header.recovery_worst_s)}`);
+  if (header.recoveries) {
+    const [usual, worst] = [duration(header.recovery_median_s), duration(header.recovery_worst_s)];
+    parts.push(usual === worst ? `back in ${usual}` : `back in ${usual}, worst ${worst}`);
+  }
   if (header.evictions) parts.push(`${header.evictions} evicted`);
   if (header.rewinds) parts.push(count(header.rewinds, "rewind"));
   if (header.skipped) parts.push(`${count(header.skipped, "step")} skipped`);
@@ -87,16 +90,27 @@ function showAlerts(header) {
 
 // -- where the time went -----------------------------------------------------------------------------------
 
-const WORDS = { computing: "computing", slow: "computing, slow", recovering: "recovering", joining: "starting and joining", paused: "paused", dead: "dead" };
+const WORDS = {
+  slow: "computing, slow", joining: "starting and joining", waiting: "waiting for slower ones", script: "after the loop",
+  down: "nobody in the slot", loading: "loading batches",
+};
+const NOT_LOST = new Set(["starting", "standby", "spare", "gone"]); // spares cost nothing, nor does the start
+const ORDER = ["computing", "slow", "loading", "reducing", "waiting", "checkpointing", "recovering", "joining", "paused", "script", "down", "dead"];
+
+const LOST = new Set(["recovering", "checkpointing", "joining", "paused", "down", "dead"]);
+
+function sharesOf(seconds) {
+  const shares = Object.entries(seconds ?? {}).filter(([name, value]) => value > 0 && !NOT_LOST.has(name));
+  return shares.sort(([one], [two]) => ORDER.indexOf(one) - ORDER.indexOf(two));
+}
 
 export function showTime(story) {
   const { header, accounts } = story;
-  const total = accounts?.run ?? (header && header.seconds);
-  const shares = total ? Object.entries(total).filter(([name, value]) => value > 0 && !["spare", "gone"].includes(name)) : [];
+  const shares = sharesOf(accounts?.run ?? header?.seconds);
   const sum = shares.reduce((all, [, value]) => all + value, 0);
   byId("time").hidden = !(sum > 0);
   if (!(sum > 0)) return;
-  put("time-note", `${duration(sum)} of all workers together, since the first view`);
+  put("time-note", `${duration(sum)} of all workers together${accounts ? "" : ", since the first view"}`);
   fillBar(byId("shares"), shares, sum);
   byId("shares").setAttribute("aria-label", shares.map(([name, value]) => `${WORDS[name] ?? name} ${percent(value / sum)}`).join(", "));
   const values = byId("share-values");
@@ -132,14 +146,13 @@ function showRows(story) {
   const rows = [];
   const now = story.header.now;
   for (const lane of story.lanes) {
-    const seconds = story.accounts?.workers?.[lane.name] ?? secondsOf(lane, now);
-    const shares = Object.entries(seconds).filter(([name, value]) => value > 0 && !["spare", "gone"].includes(name));
+    const shares = sharesOf(story.accounts ? story.accounts.slots[lane.name] : secondsOf(lane, now));
     const sum = shares.reduce((all, [, value]) => all + value, 0);
     if (!sum) continue;
     const bar = make("div", { class: "shares" });
     fillBar(bar, shares, sum);
-    const good = (seconds.computing ?? 0) + (seconds.slow ?? 0);
-    rows.push(make("span", {}, lane.name), bar, make("span", { class: "number" }, percent(good / sum)));
+    const lost = shares.filter(([name]) => LOST.has(name)).reduce((all, [, value]) => all + value, 0);
+    rows.push(make("span", {}, lane.name), bar, make("span", { class: "number" }, percent(1 - lost / sum)));
   }
   byId("share-rows").replaceChildren(...rows);
 }
@@ -186,7 +199,7 @@ export function showCrew(story, drain) {
     name.title = fact.pid ? `process ${fact.pid}` : "";
     const badge = state.firstChild;
     badge.firstChild.className = `c-${one.state}`;
-    put(badge.lastChild, one.state);
+    put(badge.lastChild, one.state === "gone" ? "ended" : one.state);
     put(level, alive ? fact.level ?? "–" : "");
     level.className = alive ? LEVELS[fact.level] ?? "" : "";
     level.title = fact.reason ?? (fact.phi !== undefined ? `phi ${fact.phi}` : "");

@@ -140,12 +140,14 @@ export class Timeline {
       parts.push(draw("text", { class: "tick", x: scale.left - 8, y: y(value) + 4, "text-anchor": "end" }, tick(value)));
     }
     if (points.length) {
-      const xs = points.map((point) => scale.x(point[0]).toFixed(1));
-      const upper = points.map((point, i) => `${xs[i]},${y(point[4]).toFixed(1)}`);
-      const lower = points.map((point, i) => `${xs[i]},${y(point[3]).toFixed(1)}`).reverse();
-      parts.push(draw("path", { class: "area", d: `M${upper.join("L")}L${lower.join("L")}Z` }));
-      const line = points.map((point, i) => `${xs[i]},${y(point[2]).toFixed(1)}`);
-      parts.push(draw("path", { class: "curve", d: `M${line.join("L")}${line.length === 1 ? "h.1" : ""}` }));
+      for (const part of unbroken(points)) {
+        const xs = part.map((point) => scale.x(point[0]).toFixed(1));
+        const upper = part.map((point, i) => `${xs[i]},${y(point[4]).toFixed(1)}`);
+        const lower = part.map((point, i) => `${xs[i]},${y(point[3]).toFixed(1)}`).reverse();
+        if (part.some((point) => point[4] > point[3])) parts.push(draw("path", { class: "area", d: `M${upper.join("L")}L${lower.join("L")}Z` }));
+        const line = part.map((point, i) => `${xs[i]},${y(point[2]).toFixed(1)}`);
+        parts.push(draw("path", { class: "curve", d: `M${line.join("L")}${line.length === 1 ? "h.1" : ""}` }));
+      }
     }
     this.#marks(parts, scale, top - 6, bottom);
     if (this.at !== null) {
@@ -296,6 +298,18 @@ function closest(points, at) {
     if (points[middle][0] <= at) low = middle; else high = middle - 1;
   }
   return points[low];
+}
+
+// Where nothing was told for long there is no line: it would show what never was.
+function unbroken(points) {
+  const gaps = points.slice(1).map((point, i) => point[0] - points[i][0]).sort((a, b) => a - b);
+  const longest = Math.max(2, (gaps[gaps.length >> 1] ?? 0) * 6);
+  const parts = [[points[0]]];
+  for (let i = 1; i < points.length; i += 1) {
+    if (points[i][0] - points[i - 1][0] > longest) parts.push([]);
+    parts.at(-1).push(points[i]);
+  }
+  return parts;
 }
 
 function spread(point) {

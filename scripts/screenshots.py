@@ -1,0 +1,76 @@
+"""Makes the pictures of the README from a real run: three workers and a spare, one of which is killed on the way.
+
+    python scripts/screenshots.py [--to DIR]          # docs/images/dashboard.png
+
+Needs chromium and playwright (`make install`). Runs in a temporary directory and leaves nothing else behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+from holdfast.dashboard.server import Dashboard
+from holdfast.testing.watched import Watched
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = [str(ROOT / "examples" / "digits.py"), "--batch", "80", "--shards", "10", "--epochs", "25", "--slow", "0.02"]
+OPTIONS = ["--workers", "3", "--spares", "1", "--save-every", "60"]
+STEPS = 25 * 17
+KILLS = (0.3, 0.6)  # at these parts of the training
+SIZE = {"width": 1180, "height": 980}
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+
+
+def take(page: Page, run: Watched, target: Path) -> None:
+    """Train, kill, and shoot shortly before the end."""
+    for part in KILLS:
+        run.wait(lambda part=part: run.step >= part * STEPS and len(run.living_registered()) == 4, f"{part:.0%}")  # type: ignore[misc]
+        victim = run.members[-1]
+        os.kill(run.pids[victim], signal.SIGKILL)
+        run.wait(lambda victim=victim: victim not in run.members and len(run.members) == 3, "the spare")  # type: ignore[misc]
+    run.wait(lambda: run.step >= 0.9 * STEPS, "most of the training")
+    page.reload()
+    page.wait_for_selector(".lanes path.s-computing")
+    page.wait_for_timeout(1500)  # the facts of this host come once a second
+    page.screenshot(path=target)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--to", type=Path, default=ROOT / "docs" / "images", metavar="DIR")
+    args = parser.parse_args()
+    args.to.mkdir(parents=True, exist_ok=True)
+    chromium = os.environ.get("HOLDFAST_CHROMIUM") or shutil.which("chromium")
+    if chromium is None:
+        print("screenshots: there is no chromium; scripts/install_browser.sh gets one")
+        return 2
+    with tempfile.TemporaryDirectory(prefix="holdfast-screenshots-") as home, sync_playwright() as playwright:
+        run = Watched(Path(home), "digits", OPTIONS, SCRIPT)
+        run.start()
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        dashboard = None
+        try:
+            run.wait(lambda: run.step > 0, "the first step")
+            dashboard = Dashboard(run.directory, 0)
+            page = browser.new_page(viewport=SIZE)
+            page.goto(dashboard.url)
+            take(page, run, args.to / "dashboard.png")
+        finally:
+            run.end()
+            browser.close()
+            if dashboard is not None:
+                dashboard.close()
+    print(args.to / "dashboard.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
