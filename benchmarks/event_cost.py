@@ -48,7 +48,6 @@ def measure(workload: str, seconds: float) -> dict[str, float]:
         f"cost_us_{workload}": worst["cost_s"] * 1e6,
         f"calls_{workload}": worst["calls"],
         f"share_{workload}": worst["cost_s"] / worst["step_s"],
-        f"processor_share_{workload}": worst["cost_processor_s"] / worst["step_processor_s"],
         f"events_bytes_{workload}": written,
     }
 
@@ -61,7 +60,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, by name")
     args = parser.parse_args()
     figures: dict[str, float] = {}
-    print(f"{'parameters':<10} {'step':>9} {'events':>9} {'calls':>6} {'share':>8} {'of CPU':>8} {'written':>9}")
+    print(f"{'parameters':<10} {'step':>9} {'events':>9} {'calls':>6} {'share':>8} {'written':>9}")
     for workload in args.workloads:
         try:
             found = measure(workload, args.seconds)
@@ -69,9 +68,9 @@ def main() -> int:
             print(f"event_cost: {error}", file=sys.stderr)
             return 1
         figures |= found
-        step_ms, cost_us, calls, share, processor, written = found.values()
+        step_ms, cost_us, calls, share, written = found.values()
         row = f"{workload:<10} {step_ms:>6.2f} ms {cost_us:>6.1f} us {calls:>6.1f}"
-        print(f"{row} {share:>8.3%} {processor:>8.3%} {written / 1e3:>6.0f} KB")
+        print(f"{row} {share:>8.3%} {written / 1e3:>6.0f} KB")
     missed = [
         f"share_{workload} is {figures[f'share_{workload}']:.3%}, not below {SHARE_MAX:.1%}"
         for workload in BARRED

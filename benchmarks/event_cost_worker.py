@@ -23,7 +23,7 @@ class Stopwatch:
     """The time that the training thread is in any of the watched functions; one within another counts once."""
 
     def __init__(self) -> None:
-        self.total_s = self.processor_s = 0.0
+        self.total_s = 0.0
         self.calls = 0
         self._thread = threading.get_ident()
         self._inside = False
@@ -35,11 +35,10 @@ class Stopwatch:
             if self._inside or threading.get_ident() != self._thread:
                 return inner(*args, **kwargs)
             self._inside = True
-            began, processor = time.perf_counter(), time.thread_time()
+            began = time.perf_counter()
             try:
                 return inner(*args, **kwargs)
             finally:
-                self.processor_s += time.thread_time() - processor
                 self.total_s += time.perf_counter() - began
                 self.calls += 1
                 self._inside = False
@@ -50,9 +49,7 @@ class Stopwatch:
 def snapshot(watch: Stopwatch) -> dict[str, float]:
     return {
         "step_s": time.perf_counter(),
-        "step_processor_s": time.thread_time(),
         "cost_s": watch.total_s,
-        "cost_processor_s": watch.processor_s,
         "calls": watch.calls,
     }
 
@@ -67,7 +64,7 @@ def main() -> None:
     model = workload.model()
     watch = Stopwatch()
     watch.watch(EventLog, "write")
-    for name in ("_switch", "go_on", "tell"):
+    for name in ("_move", "look", "go_on", "took", "tell"):
         watch.watch(Spending, name)
     run = holdfast.join(model, workload.optimizer(model), workload.dataset(), batch=workload.batch, shards=4, seed=SEED)
     before, first = snapshot(watch), 0

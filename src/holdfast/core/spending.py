@@ -36,6 +36,13 @@ class Account:
             self._since = now
             self.doing = category
 
+    def took(self, category: str, began: float, now: float) -> None:
+        """What lay between was of this category, whatever it is doing; as far as it is not accounted for yet."""
+        began = max(began, self._since)
+        self._seconds[self.doing] += began - self._since
+        self._seconds[category] += now - began
+        self._since = now
+
     def spent(self, now: float) -> dict[str, float]:
         """Seconds of each category so far; those that are 0 are left out. They add up to the time since it began."""
         seconds = dict(self._seconds)

@@ -332,8 +332,9 @@ class Step:
 
     def _load(self, directive: m.Commit) -> None:
         run = self._run
-        with run._pulse.during(REDUCING):
-            kept = run._worker.loaded(directive, run._guard.inspect)
+        began = time.monotonic()
+        kept = run._worker.loaded(directive, run._guard.inspect)
+        run._pulse.took(REDUCING, began)
         run._pulse.reduced_bytes += kept.memory.nbytes
         self.metrics = dict(kept.metrics) if self.number not in run._worker.rewinding.passed else _Unknown()
         seed_everything(derive_seed(run.plan.seed, self.number, "apply"))
