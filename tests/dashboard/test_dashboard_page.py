@@ -40,7 +40,8 @@ class HeldRun(Watched):
         self.gate = home / "gate"
         self.let_go(10)
         script = ["-m", "holdfast.testing.exactness_script", "--steps", str(STEPS), "--gate", str(self.gate)]
-        super().__init__(home, "shown", ["--workers", "2", "--spares", "1", "--save-every", "1h"], script)
+        options = ["--workers", "2", "--spares", "1", "--save-every", "1h", "--dashboard", "0"]
+        super().__init__(home, "shown", options, script)
 
     def let_go(self, step: int) -> None:
         partial = self.gate.with_suffix(".new")
@@ -128,6 +129,14 @@ def killed(run: HeldRun) -> str:
     run.let_go(30)
     run.wait(lambda: victim not in run.members and len(run.members) == 2 and run.step > 12, "the spare")
     return victim
+
+
+def test_the_agent_serves_the_page_itself(run: HeldRun, seen: Seen) -> None:
+    address = re.search(r"dashboard: (http://127\.0\.0\.1:\d+/)", run.log())
+    assert address is not None
+    seen.page.goto(address[1])
+    seen.wait("document.querySelector('#state').dataset.state === 'running'")
+    assert not seen.page.is_visible("#actions")
 
 
 def test_it_moves_with_the_run(run: HeldRun, dashboard: Dashboard, seen: Seen) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -244,3 +247,23 @@ def test_wrong_words(writers: Writers, arguments: list[str], sentence: str, caps
 def test_the_dashboard_starts_without_torch() -> None:
     code = "import sys, holdfast.dashboard.server; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_command(writers: Writers) -> None:
+    """It says where the page is, serves it, and ends in order on Ctrl-C."""
+    command = [sys.executable, "-m", "holdfast", "dashboard", "--dir", str(writers.directory.home), "--port", "0"]
+    process = subprocess.Popen([*command, "--actions", "r"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        said = re.fullmatch(r"run r: http://127\.0\.0\.1:(\d+)/#token=(\S{32,})\n", process.stdout.readline())
+        assert said is not None
+        connection = http.client.HTTPConnection("127.0.0.1", int(said[1]), timeout=20)
+        connection.request("GET", "/")
+        assert connection.getresponse().status == 200
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 0 and err == ""
+    finally:
+        process.kill()
+        process.communicate()

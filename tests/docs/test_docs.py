@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
 PYTHON = re.compile(r"^( *)```python\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
-COMMANDS = ("run", "status", "dashboard", "events", "scale", "stop", "runs", "drill")
+COMMANDS = ("run", "status", "events", "top", "dashboard", "scale", "stop", "runs", "drill")
 
 
 def page(name: str) -> str:

@@ -18,6 +18,7 @@ from holdfast.core.spending import (
     OWN,
     RECOVERING,
     STANDBY,
+    STARTING,
     WAITING,
     Account,
 )
@@ -32,6 +33,9 @@ def test_an_account_adds_up_to_the_time_since_it_began(began: float, switches: l
     for category, later in switches:
         now += later
         account.switch(category, now)
+        if later > 5000:
+            now += 3.0
+            account.took(category, now - 4.0, now)  # a part of it is accounted for already, perhaps
     now += 1.0
     spent = account.spent(now)
     assert math.isclose(math.fsum(spent.values()), now - began, rel_tol=1e-9, abs_tol=1e-6)
@@ -57,16 +61,18 @@ def seconds(spent: Spent) -> dict[str, float]:
 def test_before_its_account_a_worker_joins_and_after_its_last_word_it_does_what_it_did() -> None:
     accounting = folded(
         event(100.0, "agent", "worker_started", worker="w0.1", pid=1),
+        event(104.0, "w0.1", "view", view=1, members=["w0.1"]),
         event(110.0, "w0.1", "spent", seconds={COMPUTING: 4.0, WAITING: 2.0}, doing=WAITING),
         event(113.0, "agent", "worker_exited", worker="w0.1", reason="killed"),
     )
-    assert seconds(accounting.workers()["w0.1"]) == {JOINING: 4.0, COMPUTING: 4.0, WAITING: 5.0}
+    assert seconds(accounting.workers()["w0.1"]) == {STARTING: 4.0, COMPUTING: 4.0, WAITING: 5.0}
 
 
 def test_a_slot_without_a_worker_is_down_until_the_next_one_starts() -> None:
     events = [
         event(0.0, "agent", "agent_started", workers=2),
         event(0.0, "agent", "worker_started", worker="w0.1"),
+        event(0.5, "w0.1", "view", view=1, members=["w0.1"]),
         event(10.0, "w0.1", "spent", seconds={COMPUTING: 10.0}, doing=COMPUTING),
         event(11.0, "agent", "worker_exited", worker="w0.1", reason="killed"),
     ]

@@ -34,10 +34,8 @@ def test_what_becomes_a_curve() -> None:
     assert scalars.feed({**recovered, "who": "w1.1"}) == []  # every survivor tells
     scalars.feed(event(7.0, "w0.1", "spent", seconds={"computing": 1.5, "waiting": 0.5}, doing="computing"))
     shares = {one.tag: one.value for one in scalars.feed(event(7.0, "w0.1", "progress", step=5))}
-    # w1.1, of which nothing more is known, joins for a second.
-    assert shares["holdfast/goodput"] == pytest.approx(2 / 3) and shares["holdfast_time/computing"] == pytest.approx(
-        0.5
-    )
+    # w1.1, of which nothing more is known, starts for a second.
+    assert shares["holdfast/goodput"] == 1.0 and shares["holdfast_time/computing"] == pytest.approx(0.5)
 
 
 def test_nonsense_and_too_many_names_are_passed_over() -> None:

@@ -59,13 +59,14 @@ def test_the_life_of_a_worker(tmp_path: Path, clock: Clock) -> None:
     then(7, lambda: spending.go_on(broken=True))
     spending.enter(Activity.SHARD, 0)
     then(7, lambda: spending.enter(Activity.WAITING, 0))  # computed the lost one's shards: recovering all the same
-    with spending.during(s.REDUCING):
-        clock.now += 7
+    began = clock.now
+    then(7, lambda: spending.took(s.REDUCING, began))
     spending.go_on(broken=False)
-    with spending.during(s.REDUCING):
-        clock.now += 8
-        with spending.during(s.CHECKPOINTING):
-            clock.now += 9
+    began = clock.now
+    then(4, lambda: spending.took(s.CHECKPOINTING, began))  # within the other one
+    then(8, lambda: spending.took(s.REDUCING, began))
+    with spending.during(s.CHECKPOINTING):
+        clock.now += 5
     spending.enter(Activity.SCRIPT, 0)
     then(10, lambda: spending.enter(Activity.WAITING, 1))  # the update
     spending.look(Phase.COMPUTING, broken=False)
@@ -106,6 +107,7 @@ def test_it_tells_once_a_second_and_later_less_often(tmp_path: Path, clock: Cloc
             st.sampled_from(list(Activity)),
             st.tuples(st.sampled_from(list(Phase)), st.booleans()),
             st.sampled_from([s.REDUCING, s.CHECKPOINTING, "end"]),
+            st.floats(0.0, 2.0),
         ),
         max_size=30,
     )
@@ -119,6 +121,8 @@ def test_whatever_it_enters_all_is_accounted_for(moves: list[Any]) -> None:
             spending.enter(move, 0)
         elif isinstance(move, tuple):
             spending.look(move[0], broken=move[1])
+        elif isinstance(move, float):
+            spending.took(s.REDUCING, time.monotonic() - move)
         elif move != "end":
             open_ones.append(spending.during(move))
             open_ones[-1].__enter__()
@@ -150,7 +154,8 @@ def test_what_holds_training_up_is_on_the_account_and_everything_is_passed_on() 
     held.settle_up_to(1)
     held.settle()
     held.leave(1, (), {}, save=True)
-    assert {doing for _, doing in calls} == {s.CHECKPOINTING} and len(calls) == 7
+    assert {doing for name, doing in calls if name not in ("prepare", "wait_copied")} == {s.CHECKPOINTING}
+    assert len(calls) == 7 and spending._account.spent(time.monotonic())[s.CHECKPOINTING] > 0
     calls.clear()
     held.member_lost()
     held.arrived(1)

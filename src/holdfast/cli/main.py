@@ -1,5 +1,5 @@
-"""The command line: `holdfast run`, `status`, `events`, `dashboard`, `scale`, `stop`, `runs`, `checkpoint`, `ledger`,
-`drill`, `keys`.
+"""The command line: `holdfast run`, `status`, `events`, `top`, `dashboard`, `scale`, `stop`, `runs`, `checkpoint`,
+`ledger`, `drill`, `keys`.
 
 Starts without torch.
 
@@ -27,6 +27,7 @@ from holdfast.cli.drill import split as split_drill
 from holdfast.cli.events import add_arguments as add_events_arguments
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
 from holdfast.cli.saving import add_checkpoint_flags, checkpoint_settings
+from holdfast.cli.top import add_arguments as add_top_arguments
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError
 from holdfast.launch.environment import PATHS
 
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(command=_status)
 
     add_events_arguments(_with_run(commands.add_parser("events", help="what happened in a run, in order")))
+    add_top_arguments(_with_run(commands.add_parser("top", help="watch a run in the terminal")))
     add_dashboard_arguments(_with_run(commands.add_parser("dashboard", help="show a run in the browser")))
 
     scale = _with_run(commands.add_parser("scale", help="change the number of workers of a run"))

@@ -10,13 +10,15 @@ REDUCING: Final = "reducing"  # adding gradients up, and putting their mean into
 WAITING: Final = "waiting"  # its own shards are done, those of slower workers are not
 RECOVERING: Final = "recovering"  # from a loss that was noticed to the next commit; pauses without the ledger
 CHECKPOINTING: Final = "checkpointing"  # training is held up by a save
-JOINING: Final = "joining"  # from the start of the process to its first step, and while others are let in
+JOINING: Final = "joining"  # from the start of a replacement to its first step, and while others are let in
 STANDBY: Final = "standby"  # a spare, or one that starts or is missing while the run has all the workers it wants
 SCRIPT: Final = "script"  # the script's lines after a loop over steps
+STARTING: Final = "starting"  # from the start of the process to the first view of the run: nobody's loss
 DOWN: Final = "down"  # nobody has the slot: its worker died, and the next has not started
 
 OWN: Final = (COMPUTING, LOADING, REDUCING, WAITING, RECOVERING, CHECKPOINTING, JOINING, STANDBY, SCRIPT)
-CATEGORIES: Final = (*OWN, DOWN)
+CATEGORIES: Final = (*OWN, STARTING, DOWN)
+LEFT_OUT: Final = (STANDBY, STARTING)  # of goodput
 LOST: Final = (RECOVERING, CHECKPOINTING, JOINING, DOWN)  # what failures cost, and the insurance against them
 
 
@@ -33,6 +35,13 @@ class Account:
             self._seconds[self.doing] += now - self._since
             self._since = now
             self.doing = category
+
+    def took(self, category: str, began: float, now: float) -> None:
+        """What lay between was of this category, whatever it is doing; as far as it is not accounted for yet."""
+        began = max(began, self._since)
+        self._seconds[self.doing] += began - self._since
+        self._seconds[category] += now - began
+        self._since = now
 
     def spent(self, now: float) -> dict[str, float]:
         """Seconds of each category so far; those that are 0 are left out. They add up to the time since it began."""

@@ -7,11 +7,14 @@ time, pictures have the header and how far it is: the rest would be out of date 
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import secrets
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from holdfast.dashboard.facts import Facts, stored_steps
@@ -50,7 +53,8 @@ class StoryKeeper:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._look()
+                with nullcontext() if self._caught_up else _not_collecting():
+                    self._look()
                 self.trouble = ""
             except OSError as error:  # a disk that does not answer: what is known is still shown
                 self.trouble = str(error)
@@ -134,6 +138,18 @@ class StoryKeeper:
     @property
     def is_closed(self) -> bool:
         return self._stopping.is_set()
+
+
+@contextmanager
+def _not_collecting() -> Iterator[None]:
+    """A long log makes millions of objects, none in a circle: looking for circles would take half of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def encode(picture: dict[str, Any]) -> bytes:

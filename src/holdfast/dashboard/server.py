@@ -12,6 +12,7 @@ from __future__ import annotations
 import hmac
 import json
 import re
+import socketserver
 import sys
 import threading
 import time
@@ -93,6 +94,11 @@ class Dashboard(ThreadingHTTPServer):
     def url(self) -> str:
         address = f"http://{HOST}:{self.server_address[1]}/"
         return f"{address}#token={self.token}" if self.token else address
+
+    def server_bind(self) -> None:
+        """Without asking the network for this machine's name, as the library would."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = HOST, self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self.connections.acquire(blocking=False):

@@ -3,7 +3,8 @@
 Every instant of a worker's life, from the start of its process to its end or to now, is in exactly one category of
 core/spending.py, and so is every instant of a slot whose worker died and is to be replaced. A worker keeps its own
 account and tells it now and then (`spent`). What lies before its account began is joining; what lies between its last
-word and its end belongs to what it was doing. While the run has as many members as it wants, because a spare has
+word and its end belongs to what it was doing. Before the run has its first view, a worker that joins is starting, as in
+any run. While the run has as many members as it wants, because a spare has
 stepped in, a slot that is empty and a worker that starts cost nothing: that is standing by.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.core.spending import CATEGORIES, DOWN, JOINING, LOST, OWN, STANDBY
+from holdfast.core.spending import CATEGORIES, DOWN, JOINING, LEFT_OUT, LOST, OWN, STANDBY, STARTING
 from holdfast.core.words import host_of, slot_of
 
 WORKERS_KEPT = 4096  # whose shares are told one by one; those of more that have ended are in the sum
@@ -48,9 +49,9 @@ class Spent:
 
     @property
     def goodput(self) -> float | None:
-        """The part of the time, but for that of spares that stand by, that went into steps and not to failures: into
-        neither recovering, nor checkpointing, joining, or an empty slot. None before any time has passed."""
-        counted = self.total_s - self.seconds[STANDBY]
+        """The part of the time, but for starting and for spares that stand by, that was not lost: neither to
+        recovering, nor to checkpointing, joining or an empty slot. None before any time has passed."""
+        counted = self.total_s - math.fsum(self.seconds[category] for category in LEFT_OUT)
         lost = math.fsum(self.seconds[category] for category in LOST)
         return max(0.0, 1.0 - lost / counted) if counted > 0 else None
 
@@ -72,6 +73,7 @@ class Accounting:
         self._past = _nothing()  # of workers that have ended and are no longer kept, and of slots that were empty
         self._empty: dict[str, tuple[float, float]] = {}  # slots whose worker died -> since when, and full_s then
         self._strength = _Strength()
+        self._first_view: float | None = None
         self.last = -math.inf
         self.told = False  # some worker has kept an account: those of other programs do not
 
@@ -84,6 +86,8 @@ class Accounting:
     def _feed(self, event: Mapping[str, Any]) -> None:
         when, who, kind = float(event["t"]), str(event["who"]), event["kind"]
         self.last = max(self.last, when)
+        if kind == "view" and self._first_view is None:
+            self._first_view = when
         if kind in _STRENGTH:
             self._strength.feed(event, when)
         if kind == "worker_started":
@@ -171,6 +175,10 @@ class Accounting:
             _add(total, life.seconds)
             total[JOINING] += max(0.0, life.told - life.start - math.fsum(life.seconds.values()))
             total[life.doing] += max(0.0, end - life.told)
+        started = end if self._first_view is None else min(end, self._first_view)
+        starting_s = min(max(0.0, started - life.start), total[JOINING])
+        total[JOINING] -= starting_s
+        total[STARTING] += starting_s
         idle_s = self._strength.full_s(end) - life.full_s if life.idle_s is None else life.idle_s
         idle_s = min(max(0.0, idle_s), total[JOINING])
         total[JOINING] -= idle_s

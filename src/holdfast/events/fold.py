@@ -23,7 +23,15 @@ LANES_MAX = 2048
 KINDS_MAX = 64  # no vocabulary of ours has so many
 NAME_MAX = 80  # characters of a metric's name
 METRICS_MAX = 12
-RECENT: Final = {"progress": 8, "rebalanced": 20, "registered": 40, "warning": 100, "worker_exited": 200, "view": 100}
+RECENT: Final = {
+    "progress": 8,
+    "spent": 0,
+    "rebalanced": 20,
+    "registered": 40,
+    "warning": 100,
+    "worker_exited": 200,
+    "view": 100,
+}
 RECENT_DEFAULT = 60
 TOLD_MAX = 512
 CHECKPOINTS_MAX = 40
@@ -78,6 +86,7 @@ class Fold:
         self.finished: dict[str, Any] | None = None
         self.digests: set[str] = set()
         self.lanes: dict[str, Lane] = {}
+        self._lanes_by_worker: dict[str, Lane] = {}
         self.slow: dict[str, float] = {}  # who is, and how many times as long a shard takes it
         self._rates = Series()
         self.series: dict[str, Series] = {THROUGHPUT: self._rates}
@@ -151,6 +160,9 @@ class Fold:
     def _lane(self, worker: object) -> Lane | None:
         """The lane of a worker; None if that is no worker's name, or one whose slot has a newer one."""
         name = str(worker)
+        known = self._lanes_by_worker.get(name)
+        if known is not None and known.worker == name:
+            return known
         try:
             slot, host, incarnation = slot_of(name), host_of(name), incarnation_of(name)
         except (ValueError, IndexError):
@@ -163,6 +175,9 @@ class Fold:
             lane = self.lanes[key] = Lane(key, (host, slot))
         if lane.worker and lane.worker != name and incarnation < incarnation_of(lane.worker):
             return None
+        if len(self._lanes_by_worker) > 2 * LANES_MAX:
+            self._lanes_by_worker.clear()
+        self._lanes_by_worker[name] = lane
         return lane
 
     def _move(self, worker: object, state: str, at: float) -> None:

@@ -78,6 +78,7 @@ _SAYS: Final[dict[str, Callable[[Event], str]]] = {
     "recovered": lambda e: f"goes on in view {e.get('view')}, {_ms(e.get('duration_s'))} after the loss",
     "joined": lambda e: f"joined with {_megabytes(e.get('bytes'))} of state in {_ms(e.get('duration_s'))}",
     "progress": lambda e: f"step {e.get('step')} of {e.get('steps')}",
+    "spent": lambda e: f"is {e.get('doing')}",
     "rebalanced": _rebalanced,
     "slow": _slow,
     "no_longer_slow": lambda e: "is no longer slow",

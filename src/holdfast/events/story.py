@@ -16,6 +16,8 @@ from holdfast.events.fold import Event, Fold
 from holdfast.events.lanes import Lane
 from holdfast.events.sentences import describe, number_of
 
+PROGRESS_HEARD = 8
+
 
 class Story(Fold):
     """What the events so far tell. `number` is how many there were: a reader that has it can ask for the rest."""
@@ -27,8 +29,11 @@ class Story(Fold):
 
     def feed(self, event: Event) -> None:
         super().feed(event)
-        self.time.feed(event)
-        if event.get("kind") == "spent":
+        kind = event.get("kind")
+        # Most of a long log is progress, which says of the time only that its teller lives: some of it is enough.
+        if kind != "progress" or self.number % PROGRESS_HEARD == 0:
+            self.time.feed(event)
+        if kind == "spent":
             self._spent_at = self.number
 
     def state(self, *, agent: bool | None = None, lives: bool | None = None) -> str:

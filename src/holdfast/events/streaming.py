@@ -26,6 +26,7 @@ LISTS_MAX = 512
 _MEMBERS = b'"members":['
 _LONG_LINE = 256
 _HEAD_BYTES = 64
+_NUMBERS = (float, int)
 _time = itemgetter("t")
 
 
@@ -93,7 +94,15 @@ def parse(data: bytes, lists: Lists | None = None) -> list[dict[str, Any]]:
         values = _at_once(lines, lists or Lists())
     except (ValueError, RecursionError):
         values = list(_one_by_one(lines))
-    events = [event for event in values if _is_event(event)]
+    events = [
+        event
+        for event in values
+        if type(event) is dict
+        and type(event.get("t")) in _NUMBERS
+        and "who" in event
+        and type(event.get("kind")) is str
+        and -math.inf < event["t"] < math.inf
+    ]
     events.sort(key=_time)
     return events
 
@@ -123,18 +132,6 @@ def _one_by_one(lines: list[bytes]) -> Iterator[Any]:
             yield json.loads(line)
         except (ValueError, RecursionError):  # torn by a full disk
             continue
-
-
-def _is_event(event: Any) -> bool:
-    if type(event) is not dict:
-        return False
-    at = event.get("t")
-    return (
-        (type(at) is float or type(at) is int)
-        and "who" in event
-        and type(event.get("kind")) is str
-        and math.isfinite(at)
-    )
 
 
 class EventStream:

@@ -392,8 +392,9 @@ class Step:
 
     def _load(self, missed: Kept | None) -> None:
         run = self._run
-        with run._pulse.during(REDUCING):
-            kept = run._worker.loaded(self.number, run._guard.inspect, missed)
+        began = time.monotonic()
+        kept = run._worker.loaded(self.number, run._guard.inspect, missed)
+        run._pulse.took(REDUCING, began)
         run._pulse.reduced_bytes += kept.memory.nbytes
         self.samples = run.plan.batch if self.number not in run._worker.rewinding.passed else 0
         if kept.shards is not None and run._loops.cursor is not None:

@@ -23,8 +23,6 @@ from holdfast.run.checkpointing import NoCheckpoints
 TELL_S_MIN, TELL_S_MAX = 1.0, 10.0
 TELL_SHARE = 0.01  # of the worker's life: what is not told yet when it is killed is no more than that
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_OUTSIDE = {Activity.STARTING: s.JOINING, Activity.ENDED: s.SCRIPT, Activity.CLOSED: s.SCRIPT}
-_IN_A_STEP = {Activity.LOADING: s.LOADING, Activity.SHARD: s.COMPUTING, Activity.SCRIPT: s.COMPUTING}
 # While it waits. In a phase in which the script has the word, it must not begin: the ledger is away for too long.
 _OF_PHASE = {
     Phase.WAITING: s.STANDBY,
@@ -50,33 +48,42 @@ class Spending(Pulse):
         self._account = s.Account(self.since)
         self._tell_at = self.since + TELL_S_MIN
         self._held: list[str] = []  # what our own lines are in, innermost last
-        self._phase = Phase.WAITING
-        self._broken = False
+        self._phase, self._broken = Phase.WAITING, False
+        self._categories = _categories(self._phase, self._broken)
         self.reduced_bytes = 0
 
     def enter(self, activity: Activity, step: int) -> None:
         super().enter(activity, step)
-        self._switch(self.since)
+        self._move(self.since)
 
     @contextmanager
     def during(self, category: str) -> Iterator[None]:
-        """Our own lines that the category is about."""
+        """Our own lines that the category is about, where they may take long."""
         self._held.append(category)
-        self._switch(time.monotonic())
+        self._move(time.monotonic())
         try:
             yield
         finally:
             self._held.pop()
-            self._switch(time.monotonic())
+            self._move(time.monotonic())
+
+    def took(self, category: str, began: float) -> None:
+        """The same, afterwards: for what every step does. `began` is of the monotonic clock."""
+        lost = self._broken and category == s.REDUCING
+        self._account.took(s.RECOVERING if lost else category, began, time.monotonic())
 
     def look(self, phase: Phase, *, broken: bool) -> None:
         """Where the machine is while it waits. `broken`: a member is lost, and no step has been committed since."""
-        self._phase, self._broken = phase, broken
-        self._switch(time.monotonic())
+        if phase is not self._phase or broken is not self._broken:
+            self._phase, self._broken = phase, broken
+            self._categories = _categories(phase, broken)
+        self._move(time.monotonic())
 
     def go_on(self, *, broken: bool) -> None:
         """The script has the word; what our own lines take until they hand it over is part of the step."""
-        self._phase, self._broken = Phase.GATHERING, broken
+        if self._phase is not Phase.GATHERING or broken is not self._broken:
+            self._phase, self._broken = Phase.GATHERING, broken
+            self._categories = _categories(Phase.GATHERING, broken)
 
     def tell(self) -> None:
         now = time.monotonic()
@@ -90,19 +97,23 @@ class Spending(Pulse):
             memory_bytes=_resident_bytes(),
         )
 
-    def _switch(self, now: float) -> None:
-        self._account.switch(self._category(), now)
+    def _move(self, now: float) -> None:
+        """In the middle of every step, several times: nothing is looked up here that can be known before."""
+        category = self._held[-1] if self._held else self._categories[self.activity]
+        if category is not self._account.doing:
+            self._account.switch(category, now)
         if now >= self._tell_at:
             self.tell()
 
-    def _category(self) -> str:
-        if self._held and not (self._broken and self._held[-1] == s.REDUCING):
-            return self._held[-1]
-        if self.activity in _OUTSIDE:
-            return _OUTSIDE[self.activity]
-        if self._broken:
-            return s.RECOVERING
-        return _IN_A_STEP.get(self.activity) or _OF_PHASE[self._phase]
+
+def _categories(phase: Phase, broken: bool) -> tuple[str, ...]:
+    """By activity."""
+    in_a_step = {Activity.LOADING: s.LOADING, Activity.SHARD: s.COMPUTING, Activity.SCRIPT: s.COMPUTING}
+    inside = {**in_a_step, Activity.WAITING: _OF_PHASE[phase]}
+    if broken:
+        inside = dict.fromkeys(inside, s.RECOVERING)
+    outside = {Activity.STARTING: s.JOINING, Activity.ENDED: s.SCRIPT, Activity.CLOSED: s.SCRIPT}
+    return tuple({**inside, **outside}[activity] for activity in Activity)
 
 
 class HeldUp(NoCheckpoints):
@@ -128,12 +139,14 @@ class HeldUp(NoCheckpoints):
             self._inner.save_last(step, members, metrics)
 
     def prepare(self, count: int) -> None:
-        with self._spending.during(s.CHECKPOINTING):
-            self._inner.prepare(count)
+        began = time.monotonic()
+        self._inner.prepare(count)
+        self._spending.took(s.CHECKPOINTING, began)
 
     def wait_copied(self) -> None:
-        with self._spending.during(s.CHECKPOINTING):
-            self._inner.wait_copied()
+        began = time.monotonic()
+        self._inner.wait_copied()
+        self._spending.took(s.CHECKPOINTING, began)
 
     def member_lost(self) -> None:
         self._inner.member_lost()

@@ -321,8 +321,9 @@ class Worker(Punctual):
         group = self._group
         assert group is not None
         try:
-            with self.spending.during(REDUCING):
-                resumed = self.gradients.reduce(group, effect, self._interrupted)
+            began = time.monotonic()
+            resumed = self.gradients.reduce(group, effect, self._interrupted)
+            self.spending.took(REDUCING, began)
         except BrokenGroup as error:
             self._queue.appendleft(m.ReductionFailed(effect.step, error.peer, error.reason))
             return

@@ -27,13 +27,6 @@ export function duration(seconds) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-export function short(seconds) {
-  if (seconds < 60) return `${Number(seconds.toFixed(1))} s`;
-  if (seconds < 3600) return `${Number((seconds / 60).toFixed(1))} min`;
-  if (seconds < 172800) return `${Number((seconds / 3600).toFixed(1))} h`;
-  return `${Number((seconds / 86400).toFixed(1))} d`;
-}
-
 export function bytes(value) {
   if (!Number.isFinite(value)) return "–";
   const units = ["B", "kB", "MB", "GB", "TB"];

@@ -94,7 +94,7 @@ const WORDS = {
   slow: "computing, slow", joining: "starting and joining", waiting: "waiting for slower ones", script: "after the loop",
   down: "nobody in the slot", loading: "loading batches",
 };
-const NOT_LOST = new Set(["standby", "spare", "gone"]); // spares cost nothing
+const NOT_LOST = new Set(["starting", "standby", "spare", "gone"]); // spares cost nothing, nor does the start
 const ORDER = ["computing", "slow", "loading", "reducing", "waiting", "checkpointing", "recovering", "joining", "paused", "script", "down", "dead"];
 
 const LOST = new Set(["recovering", "checkpointing", "joining", "paused", "down", "dead"]);

@@ -1,6 +1,6 @@
 // Curves and lanes over one axis of time. Only the lanes in sight are drawn, so 1,000 workers cost what 30 do.
 
-import { byId, clock, draw, duration, make, number, put, short, whole } from "./format.js";
+import { byId, clock, draw, duration, make, number, put, whole } from "./format.js";
 import { STATES } from "./story.js";
 
 // A stretch's height says its state as well as its colour does.
@@ -215,7 +215,7 @@ export class Timeline {
     for (const value of timeTicks(span, most)) {
       const x = scale.x(scale.from + value);
       const anchor = x > scale.right - 24 ? "end" : value === 0 ? "start" : "middle";
-      parts.push(draw("text", { class: "tick", x, y: 14, "text-anchor": anchor }, value === 0 ? clock(scale.from) : `+${short(value)}`));
+      parts.push(draw("text", { class: "tick", x, y: 14, "text-anchor": anchor }, value === 0 ? clock(scale.from) : `+${since(value)}`));
     }
     this.axis.replaceChildren(...parts);
   }
@@ -337,6 +337,14 @@ function timeTicks(span, most) {
   const ticks = [];
   for (let value = 0; value <= span; value += step) ticks.push(value);
   return ticks;
+}
+
+function since(seconds) {
+  const two = (value) => String(Math.round(value)).padStart(2, "0");
+  if (seconds < 60) return `${seconds} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)}:${two(seconds % 60)}`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)}:${two((seconds % 3600) / 60)} h`;
+  return `${Math.floor(seconds / 86400)} d ${Math.round((seconds % 86400) / 3600)} h`;
 }
 
 function trimmed(name, gutter) {
