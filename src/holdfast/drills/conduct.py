@@ -65,7 +65,7 @@ def conduct(request: Request) -> int:
         if not request.keep:
             shutil.rmtree(home, ignore_errors=True)
         raise
-    if code and conductor.judged or request.keep:
+    if (code and conductor.judged) or request.keep:
         _say(f"the runs are in {home}")
     else:
         shutil.rmtree(home, ignore_errors=True)
