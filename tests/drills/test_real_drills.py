@@ -19,7 +19,7 @@ from holdfast.launch.proc import process_state
 
 SCRIPT = Path(__file__).with_name("drilled.py")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def start(directory: Path, *words: str) -> subprocess.Popen[str]:
 
 def drill(directory: Path, *words: str) -> tuple[int, str]:
     with start(directory, *words) as process:
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=280)
     return process.returncode, output
 
 

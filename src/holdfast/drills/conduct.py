@@ -58,17 +58,17 @@ def conduct(request: Request) -> int:
             raise ConfigError(f"there is no directory for {path}", hint="make it first, or name another place")
     home = Path(tempfile.mkdtemp(prefix="holdfast-drill-"))
     conductor = Conductor(request, home)
-    code = 1
     try:
         with _interruptible():
             code = conductor.go()
-    finally:
-        if code == 0 and not request.keep:
+    except ConfigError:
+        if not request.keep:
             shutil.rmtree(home, ignore_errors=True)
-        elif conductor.started:
-            _say(f"the runs are in {home}")
-        else:
-            shutil.rmtree(home, ignore_errors=True)
+        raise
+    if (code and conductor.judged) or request.keep:
+        _say(f"the runs are in {home}")
+    else:
+        shutil.rmtree(home, ignore_errors=True)
     return code
 
 
@@ -76,7 +76,7 @@ def conduct(request: Request) -> int:
 class Conductor:
     request: Request
     home: Path
-    started: bool = False
+    judged: bool = False
     _began: float = 0.0  # on the monotonic clock
     _waiting: list[Done] = field(default_factory=list)  # for their recovery
 
@@ -113,7 +113,6 @@ class Conductor:
         where = f" on {plan.hosts} hosts" if plan.hosts > 1 else ""
         _say(f"first a quiet run of the same script, with {plan.workers} workers{spares}{where}")
         run, traces = ground.run("quiet"), TraceReader(ground.traces("quiet"))
-        self.started = True
         run.start()
         code = _let_run(run, traces)
         outcome = _outcome(run, traces, code)
@@ -192,6 +191,7 @@ class Conductor:
     # ---- what came of it
 
     def _judge(self, quiet: Outcome, faulty: Outcome, injector: Injector, window: tuple[float, float]) -> int:
+        self.judged = True
         verdicts = check(quiet, faulty, injector.done, _indices(faulty.trace.plan))
         figures = measure(quiet, faulty, injector.done, began=window[0], ended=window[1])
         verdicts += self._bar(figures, faulty)

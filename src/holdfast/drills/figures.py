@@ -18,7 +18,7 @@ from holdfast.drills.schedule import Done
 from holdfast.drills.trace import Entry
 
 LOSING = ("kill", "stop", "partition", "corrupt")  # faults that cost the run a member
-BINS = 90
+BINS = 60
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _pause(times: Sequence[float], done: Done, recovered: float | None) -> float
 def _throughput(times: Sequence[float], began: float) -> Iterable[tuple[float, float]]:
     if len(times) < 2:
         return
-    width = max(0.5, (times[-1] - times[0]) / BINS)
+    width = max(1.0, (times[-1] - times[0]) / BINS)
     start, place = times[0], 0
     while start + width <= times[-1]:
         count = 0
