@@ -21,6 +21,9 @@ really applied, and raises Violation when the machines' decisions break a promis
     network.py    connections that belong to a view, keep order, and break as a whole; cuts
     worker.py     one process: the shipped machine, the user's loop around it, what it really holds
     lying.py      processors that compute a shard wrongly
+    hanging.py    workers that live and do not get on, and the ward that ends them
+    rewinds.py    steps that are bad: the run goes back and passes them
+    pacing.py     workers that become slow, and whether the shards follow
     hosts.py      agents, which start, bury and replace workers
 """
 

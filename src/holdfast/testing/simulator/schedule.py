@@ -26,6 +26,10 @@ class Schedule:
     save_every: int = 0  # steps; 0: the run keeps no checkpoints
     audit: bool = False  # every shard is computed by two
     lies: float = 0.0  # how often one worker, the first of its slot, computes a shard wrongly
+    hangs: int = 0  # how often a worker's script comes to a standstill
+    rewinds: int = 0  # steps that are bad: the run goes back, and passes them
+    slowed: int = 0  # how often a worker's pace changes for good
+    noise: float = 0.5  # of every pace, from step to step
     fault: str = ""  # if given, all faults are of this kind
 
     @classmethod
@@ -44,4 +48,6 @@ class Schedule:
             network=not two_rounds and rng.random() < 0.5,
             hosts=hosts,
             save_every=random.Random(f"saves {seed}").choice((0, 0, 1, 2, 3)),
+            hangs=random.Random(f"hangs {seed}").choice((0, 0, 0, 0, 1, 2)),
+            rewinds=random.Random(f"rewinds {seed}").choice((0, 0, 0, 0, 0, 0, 1, 2)),
         )

@@ -22,10 +22,6 @@ class Storage:
         self._written: dict[int, set[str]] = {}
         self.committed: set[int] = set()
 
-    @property
-    def newest(self) -> int | None:
-        return max(self.committed, default=None)
-
     def save(self, worker: Worker, effect: m.Save) -> None:
         if worker.state != effect.step:
             raise Violation(f"{worker.id} saves step {effect.step} with the state of step {worker.state}")
@@ -41,6 +37,7 @@ class Storage:
             done = self._written.setdefault(effect.step, set())
             done.add(worker.id)
             if done >= set(effect.members):
+                self._world.rewinds.saved(effect.step, worker)
                 self.commit(effect.step)
 
         self._world.after(self._rng.choice((0.01, 0.1, 1.0)), written)
@@ -54,7 +51,8 @@ class Storage:
         worker.work(self._rng.choice((0.05, 0.5, 5.0)), lambda: self._restored(worker), blocked=True)
 
     def _restored(self, worker: Worker) -> m.Event:
-        newest = self.newest
+        newest = self._world.rewinds.newest(worker)
+        self._world.rewinds.check_restored(worker, newest)
         if newest is not None:
             self._world.books.check_origin(worker, newest)
             worker.state = newest
