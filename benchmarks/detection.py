@@ -12,7 +12,9 @@ deadlock  The training thread of one takes a lock twice in a shard, while all it
 quiet     Nothing is wrong, for --minutes: a fifth of the shards takes up to a second longer, a process beside them uses
           all the processor it can get, and in the middle everybody evaluates, asleep, for 30 s. Nobody may be accused.
 cost      Processor time of a worker's heartbeats as a share of its step time, with four workers.
-ring      Simulated at 10, 1,000 and 10,000 workers: messages of one worker, and the time until a loss is noticed.
+ring      Simulated at 40, 1,000 and 10,000 workers, eight a host, with the neighbours that ship: messages of one agent,
+          and the time until a lost host is noticed. Then three agents over real connections: what the ring takes each,
+          as a share of a processor and in bytes a second, and the time until two of them miss the third.
 """
 
 from __future__ import annotations
@@ -34,13 +36,19 @@ from typing import Any
 from arguments import conclude, listed
 from commits import CommitLog
 from holdfast.core.errors import HoldfastError
+from holdfast.core.words import KEY_HOSTS, encode_json
 from holdfast.detection.beat import Activity
 from holdfast.detection.heartbeat import Pulse
 from holdfast.detection.pages import FOLDER
+from holdfast.detection.progress import Level
 from holdfast.events import read_events
 from holdfast.launch.directory import RunDirectory, home_directory
-from holdfast.launch.watchman import find_pages
+from holdfast.launch.ledger_watch import LedgerState
+from holdfast.launch.ring_links import listen_for_beats
+from holdfast.launch.ring_watch import RingNews, RingWatch
+from holdfast.launch.watchman import Glance, find_pages
 from holdfast.testing.heartbeats import simulate
+from holdfast.trust.keys import create_keys
 from launching import BenchmarkError, holdfast_command, processes
 from recovery import Result, Training, await_fault
 
@@ -55,6 +63,9 @@ STOP_MEDIAN_S = 3.0
 DEADLOCK_MEDIAN_S = 10.0
 COST_SHARE = 0.005
 RING_SPREAD_S = 0.2
+RING_COST_SHARE = 0.01
+RING_BYTES_PER_S = 50_000
+RING_S = 10.0
 
 
 def main() -> int:
@@ -237,7 +248,7 @@ def measure_cost(args: argparse.Namespace, result: Result) -> None:
 
 
 def measure_ring(args: argparse.Namespace, result: Result) -> None:
-    outcomes = [simulate(workers, args.seed) for workers in (10, 1_000, 10_000)]
+    outcomes = [simulate(workers, args.seed) for workers in (40, 1_000, 10_000)]
     for one in outcomes:
         result.figures |= {
             f"ring_{one.workers}_messages_per_s": one.sent_per_s + one.heard_per_s,
@@ -249,7 +260,53 @@ def measure_ring(args: argparse.Namespace, result: Result) -> None:
     result.figures["ring_noticed_spread_s"] = max(noticed) - min(noticed)
     result.bar("ring_noticed_spread_s", RING_SPREAD_S)
     if len({one.sent_per_s + one.heard_per_s for one in outcomes}) != 1:
-        result.missed.append("ring: what one worker sends and hears grows with the run")
+        result.missed.append("ring: what one agent sends and hears grows with the run")
+    measure_real_ring(args, result)
+
+
+def measure_real_ring(args: argparse.Namespace, result: Result) -> None:
+    """Three agents' places in the ring in this process: their threads say what they cost."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
+        keys = create_keys(Path(directory) / "keys")
+        hosts = ("a", "b", "c")
+        glance = Glance(Level.OK, 1000, 0.0)
+        noticed: list[float] = []
+
+        def report(news: RingNews) -> None:
+            noticed.extend([time.monotonic()] if news.kind == "host_silent" else [])
+
+        servers = {host: listen_for_beats("127.0.0.1", "") for host in hosts}
+        values = {KEY_HOSTS + host: encode_json({"ring": address}) for host, (_, address) in servers.items()}
+        rings = {}
+        for host, (server, _) in servers.items():
+            workers = {f"w{slot}.1@{host}": glance for slot in range(8)}
+            look = {"glances": lambda workers=workers: workers, "report": report}
+            rings[host] = RingWatch(host, server, keys, lease_s=2.0, **look)
+            rings[host].listening(lambda news: None)(LedgerState(values))
+        try:
+            time.sleep(5.0)  # connected, and of one another's rhythm
+            before = {host: (ring.cost_s, ring.sent_bytes, ring.received_bytes) for host, ring in rings.items()}
+            seconds = RING_S / 4 if args.quick else RING_S
+            time.sleep(seconds)
+            costs = [(rings[host].cost_s - cost_s) / seconds for host, (cost_s, _, _) in before.items()]
+            sent = [(rings[host].sent_bytes - count) / seconds for host, (_, count, _) in before.items()]
+            heard = [(rings[host].received_bytes - count) / seconds for host, (_, _, count) in before.items()]
+            rings["b"]._send = lambda tidings: None  # its host loses its network
+            moment = time.monotonic()
+            while len(noticed) < 2 and time.monotonic() < moment + STEP_TIMEOUT_S:
+                time.sleep(0.01)
+        finally:
+            for ring in rings.values():
+                ring.close()
+    result.figures |= {
+        "ring_agent_cost_share": max(costs),
+        "ring_agent_sent_bytes_per_s": max(sent),
+        "ring_agent_heard_bytes_per_s": max(heard),
+        "ring_agents_noticed_s": max(noticed) - moment if len(noticed) == 2 else float("inf"),
+    }
+    result.bar("ring_agent_cost_share", RING_COST_SHARE)
+    result.bar("ring_agent_sent_bytes_per_s", RING_BYTES_PER_S)
+    result.bar("ring_agents_noticed_s", 2.0)
 
 
 if __name__ == "__main__":

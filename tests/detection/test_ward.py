@@ -126,6 +126,19 @@ def test_when_all_look_hung_nobody_is_ended_until_one_wakes() -> None:
     assert sorted(host.ended) == ["w1.1", "w2.1"]
 
 
+def test_two_that_hang_one_moment_after_the_other_are_both_spared() -> None:
+    """When the first has hung for long enough the second is only suspect, and yet nobody is well."""
+    host = Host(("w0.1", "w1.1"))
+    host.still = {"w0.1"}
+    host.pass_by(0.3)
+    host.still = {"w0.1", "w1.1"}
+    host.pass_by(30.0)
+    assert host.ended == [] and {verdict.worker for verdict in host.verdicts} == {"w0.1", "w1.1"}
+    host.still = {"w0.1"}
+    host.pass_by(1.0)
+    assert host.ended == ["w0.1"]
+
+
 def test_who_has_the_only_state_is_not_ended_while_the_other_fetches_it() -> None:
     host = Host(("w0.1", "w1.2"))
     host.beats["w1.2"] = replace(host.beats["w1.2"], activity=Activity.WAITING, entered=1)

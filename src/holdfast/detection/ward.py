@@ -106,9 +106,7 @@ class Ward:
         verdicts = []
         for name in (*hung, *left):
             known = self._workers[name]
-            spared = (
-                self._spared(known, hung, here, members) if name in hung else ""
-            )  # the others went on: they have it
+            spared = self._spared(known, here, members) if name in hung else ""  # the others went on: they have it
             if spared is not None and known.reported != (known.beat.entered, spared):
                 known.reported = (known.beat.entered, spared)
                 verdicts.append(Verdict(name, known.beat, known.suspicion, not spared, spared))
@@ -137,11 +135,13 @@ class Ward:
             ),
         )
 
-    def _spared(self, known: _Worker, hung: list[str], here: list[str], members: Collection[str]) -> str | None:
+    def _spared(self, known: _Worker, here: list[str], members: Collection[str]) -> str | None:
         """ "": end it. A sentence: why not. None: not yet."""
         if len(members) <= 1:
             return "it is the only member, and has the only state"
-        if any(self._workers[name].beat.has_state for name in here if name not in hung):
+        # Who is only suspect may hang as well, and be called so a moment later: two that wait for one storage do.
+        well = [name for name in here if self._workers[name].suspicion.level < Level.SUSPECT]
+        if any(self._workers[name].beat.has_state for name in well):
             return ""
         if len(here) == len(members):
             return "no other member is seen to be well and to have the state"

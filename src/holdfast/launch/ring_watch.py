@@ -283,6 +283,9 @@ class RingWatch:
             sock = dial(address, self._keys)
         except (OSError, HoldfastError):
             self._put(_Dialled(host, address, None))
+            return
+        if self._stopping.is_set():  # nobody would take it
+            sock.close()
         else:
             self._put(_Dialled(host, address, sock))
 

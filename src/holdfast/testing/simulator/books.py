@@ -55,6 +55,7 @@ class Books:
 
     def applied(self, worker: Worker, step: int) -> None:
         self._world.trace(worker.id, "applied step", step)
+        self._world.pacing.applied(worker)
         self.steps_committed = max(self.steps_committed, step + 1)
         self._progress_at = self._world.now
 
@@ -70,6 +71,7 @@ class Books:
             and all(
                 worker.alive
                 and not worker.stopped
+                and not world.hanging.hangs(worker)
                 and not worker.machine.leave_asked
                 and not worker.machine._lost
                 and worker.machine.phase in training
@@ -113,7 +115,7 @@ class Books:
                 self._check_left_out(member, new)
         for member in set(new.members) - set(old.members if old else ()):
             self._check_back(member, new)
-        back = self._left_out.intersection(new.members)
+        back = {member for member in self._left_out.intersection(new.members) if not world.rewinds.overtook(member)}
         if back:
             raise Violation(f"view {new} takes in {sorted(back)} again, which an earlier one left out")
         self._views_since += 1
@@ -174,12 +176,14 @@ class Books:
         entry = world.ledger.entries.get(KEY_VIEW)
         if entry is None or view != entry.value:
             return  # it was stopped and does not know yet that the others went on
-        newest = world.storage.newest
+        newest = world.rewinds.newest(worker)
         if step != (newest or 0):
             raise Violation(f"{worker.id} starts at step {step} without state; the newest checkpoint is of {newest}")
         before = world.views.get(view.number - 1)
         for member in (*view.members, *(before.members if before else ())):
             other = world.workers.get(member)
+            if other is not None and other.rewinding.known.number < worker.rewinding.known.number:
+                continue  # the run has gone back from what it has
             if other is not None and other.alive and not other.finished and (other.state or 0) > 0:
                 raise Violation(f"{worker.id} starts over while {member} is at step {other.state}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.words import KEY_DEAD, KEY_DONE, KEY_ROLLS, KEY_SIZE, KEY_VIEW, KEY_WORKERS, View
+from holdfast.core.words import KEY_DEAD, KEY_DONE, KEY_REWINDS, KEY_ROLLS, KEY_SIZE, KEY_VIEW, KEY_WORKERS, View
 from holdfast.membership import messages as m
 from holdfast.membership.reach import Roll
 from holdfast.membership.view_rules import LedgerState, Registered
@@ -219,4 +219,5 @@ class Feed:
             size=size,
             done=KEY_DONE in entries,
             rolls=rolls,
+            rewound=KEY_REWINDS in entries and view is not None and entries[KEY_REWINDS].revision > view.revision,
         )

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.words import KEY_VIEW, KEY_WORKERS
+from holdfast.core.rewinds import Rewinds
+from holdfast.core.words import KEY_REWINDS, KEY_VIEW, KEY_WORKERS
 
 if TYPE_CHECKING:
     from holdfast.testing.simulator.world import World
@@ -59,6 +60,8 @@ class Ledger:
         old = self.entries.get(key)
         if key == KEY_VIEW:
             self.world.books.check_view(old.value if old else None, value)
+        elif key == KEY_REWINDS:
+            self.world.rewinds.check_record(old.value if old else Rewinds(), value)
         self.revision += 1
         self.entries[key] = Entry(value, self.revision, old.created if old else self.revision, lease)
         self._remember(key)

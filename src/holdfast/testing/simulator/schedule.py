@@ -30,6 +30,10 @@ class Schedule:
     pauses: int = 0  # how often a worker's loop stands still for a while, or its whole process
     elastic: bool = False  # a step takes what its members bring
     quorum: int = 0  # elastic: and does not wait for who is late, if so many others are not
+    hangs: int = 0  # how often a worker's script comes to a standstill
+    rewinds: int = 0  # steps that are bad: the run goes back, and passes them
+    slowed: int = 0  # how often a worker's pace changes for good
+    noise: float = 0.5  # of every pace, from step to step
     fault: str = ""  # if given, all faults are of this kind
 
     @classmethod
@@ -50,4 +54,6 @@ class Schedule:
             late=random.Random(f"late {seed}").random() < 0.5,
             pauses=random.Random(f"pauses {seed}").choice((0, 0, 0, 2)),
             save_every=random.Random(f"saves {seed}").choice((0, 0, 1, 2, 3)),
+            hangs=random.Random(f"hangs {seed}").choice((0, 0, 0, 0, 1, 2)),
+            rewinds=random.Random(f"rewinds {seed}").choice((0, 0, 0, 0, 0, 0, 1, 2)),
         )

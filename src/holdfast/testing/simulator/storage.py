@@ -24,10 +24,6 @@ class Storage:
         self._weights: dict[int, Weights] = {}
         self.committed: set[int] = set()
 
-    @property
-    def newest(self) -> int | None:
-        return max(self.committed, default=None)
-
     def save(self, worker: Worker, effect: m.Save) -> None:
         if worker.state != effect.step:
             raise Violation(f"{worker.id} saves step {effect.step} with the state of step {worker.state}")
@@ -44,6 +40,7 @@ class Storage:
             done = self._written.setdefault(effect.step, set())
             done.add(worker.id)
             if done >= set(effect.members):
+                self._world.rewinds.saved(effect.step, worker)
                 self.commit(effect.step, weights)
 
         self._world.after(self._rng.choice((0.01, 0.1, 1.0)), written)
@@ -58,7 +55,8 @@ class Storage:
         worker.work(self._rng.choice((0.05, 0.5, 5.0)), lambda: self._restored(worker), blocked=True)
 
     def _restored(self, worker: Worker) -> m.Event:
-        newest = self.newest
+        newest = self._world.rewinds.newest(worker)
+        self._world.rewinds.check_restored(worker, newest)
         if newest is not None:
             self._world.books.check_origin(worker, newest)
             worker.state = newest

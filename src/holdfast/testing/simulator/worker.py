@@ -11,6 +11,7 @@ from holdfast.membership.auditing import Rules
 from holdfast.membership.balance import Pace
 from holdfast.testing.simulator.lying import Hardware
 from holdfast.testing.simulator.network import AGAIN_S, SILENT_S
+from holdfast.testing.simulator.rewinds import Rewinding
 from holdfast.testing.simulator.schedule import Violation
 from holdfast.testing.simulator.weights import Weights
 
@@ -54,6 +55,7 @@ class Worker:
         self.finished = False
         self.inbox: deque[m.Event] = deque()
         self.feed = world.feed_class(self)
+        self.rewinding = Rewinding(self)
         self.state: int | None = None  # steps applied to the real state
         self.computed: dict[int, set[int]] = {}
         self.stamp = (0, -1)  # (view, step) that its sums belong to: peers look at it after they read them
@@ -92,6 +94,8 @@ class Worker:
         """Handle what has come so far, as the runtime does before it hands the word to the user's loop."""
         while self.inbox and self.alive and not (self.blocked or self.stopped or self.finished):
             event = self.inbox.popleft()
+            if self.rewinding.overtaken(event):
+                return
             for effect in self.machine.handle(event, self.clock()):
                 self.world.trace(self.id, "does", effect)
                 self.perform(effect)
@@ -106,6 +110,9 @@ class Worker:
                 return
             if self.stopped or (self.world.now < self.paused_until and not blocked):
                 self.world.after(0.05, finish)
+                return
+            if not blocked and self.world.hanging.holds(self):
+                self.world.after(0.2, finish)
                 return
             self.busy = self.blocked = False
             event = then()
@@ -149,6 +156,7 @@ class Worker:
         self.world.after(self.world.rng.choice((0.002, 0.01, 0.1)), knock)
 
     def _open(self, effect: m.Open) -> None:
+        self.rewinding.check_entry(effect.view)
         self.world.network.open(self, effect.view)
 
     def _drop(self, effect: m.Drop) -> None:
@@ -246,7 +254,8 @@ class Worker:
             brings = tuple(sorted(self.computed[effect.step])) if self.world.schedule.elastic else None
             return m.Computed(effect.step, due, self.saving, pace, said=said, shards=brings)
 
-        each_s = self.speed * self.world.rng.uniform(0.5, 1.5)
+        noise = self.world.schedule.noise
+        each_s = self.speed * self.world.rng.uniform(1.0 - noise, 1.0 + noise)
         self.work(0.001 + (len(effect.shards) + len(effect.audits)) * each_s, then)
 
     def _accuse(self, effect: m.Accuse) -> None:
@@ -286,6 +295,8 @@ class Worker:
         self.world.storage.restore(self)
 
     def _commit(self, effect: m.Commit) -> None:
+        if self.rewinding.goes_back(effect.step):
+            return
         if not effect.received:
             self.world.books.check_commit(self, effect.step)
         elif self.received not in (None, effect.step):
@@ -311,5 +322,6 @@ class Worker:
     def _end(self, effect: m.End) -> None:
         if effect.save:
             assert self.state is not None
+            self.world.rewinds.saved(self.state, self)
             self.world.storage.commit(self.state, self.weights)
         self.world.ended(self, effect)

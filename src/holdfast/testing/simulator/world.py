@@ -15,9 +15,12 @@ from holdfast.membership.view_rules import Timing
 from holdfast.testing.simulator.books import Books
 from holdfast.testing.simulator.faults import Faults
 from holdfast.testing.simulator.feed import Feed
+from holdfast.testing.simulator.hanging import Hanging
 from holdfast.testing.simulator.hosts import Host
 from holdfast.testing.simulator.ledger import Ledger
 from holdfast.testing.simulator.network import Network
+from holdfast.testing.simulator.pacing import Pacing
+from holdfast.testing.simulator.rewinds import RewindBooks
 from holdfast.testing.simulator.schedule import Schedule, Violation
 from holdfast.testing.simulator.storage import Storage
 from holdfast.testing.simulator.worker import Worker
@@ -52,6 +55,7 @@ class World:
         self.workers: dict[str, Worker] = {}
         self.views: dict[int, View] = {}
         self.books = Books(self)
+        self.hanging, self.pacing, self.rewinds = Hanging(self), Pacing(self), RewindBooks(self)
         self.ledger = Ledger(self)
         self.network = Network(self)
         self.storage = Storage(self)
@@ -89,6 +93,8 @@ class World:
         rng = random.Random(f"pauses of {schedule.seed}")
         for _ in range(schedule.pauses):
             self.after(rng.uniform(2.0, 3.0 + schedule.steps * 0.4), lambda: self.faults.pause(rng))
+        self.hanging.start()
+        self.pacing.start()
         self.after(LOOK_S, self._look)
         while self._queue and not self._over():
             self.now, _, act = heapq.heappop(self._queue)
