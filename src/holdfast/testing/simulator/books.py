@@ -149,7 +149,7 @@ class Books:
         """Who was left behind is taken in only when it has given up its state: its loop is at the end of a step."""
         worker = self._world.workers[member]
         inside = worker.machine.phase not in (Phase.WAITING, Phase.ENDED)
-        if worker.alive and worker.state is not None and inside:
+        if worker.alive and worker.state is not None and inside and not self._world.rewinds.overtook(member):
             raise Violation(f"view {view} takes in {member}, which is {worker.machine.phase.value}")
 
     def check_open(self, worker: Worker, view: View) -> None:
