@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.errors import ProtocolError
@@ -194,6 +194,7 @@ beats = st.builds(
 )
 
 
+@settings(max_examples=30)
 @given(beats)
 def test_a_beat_is_read_as_it_was_written(beat: Tidings) -> None:
     assert Tidings.decode(beat.encode()) == beat

@@ -49,7 +49,7 @@ class Hanging:
         living = [worker for worker in self._world.living() if worker.id not in self._until]
         if living and not self._world.done:
             worker = self._rng.choice(living)
-            self._world.trace("fault: hang", worker.id)
+            self._world.trace("hang:", worker.id)
             self._until[worker.id] = self._world.now + self._rng.choice((2.0, 6.0, 28.0, 28.0))
 
     def holds(self, worker: Worker) -> bool:

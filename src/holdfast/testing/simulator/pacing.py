@@ -39,7 +39,7 @@ class Pacing:
             worker = self._rng.choice(living)
             worker.speed = self._rng.choice((0.05, 0.1, 0.5))
             self._changes += 1
-            self._world.trace("fault: pace", worker.id, worker.speed)
+            self._world.trace("pace:", worker.id, worker.speed)
 
     def applied(self, worker: Worker) -> None:
         """A worker has applied a step."""
