@@ -87,6 +87,7 @@ soak: install
 	for storage in s3 hdfs; do \
 	  $(BIN)/python -m holdfast.testing.checkpoint_faults --points 20 --storage $$storage || exit 1; done
 	$(BIN)/python -m holdfast.testing.simulator --schedules 1000000
+	HOLDFAST_DRILLS=all $(BIN)/python -m pytest tests/drills
 
 clean:
 	rm -rf $(VENV) .tools build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,7 @@
-"""`holdfast drill` on real processes: exact under a kill; a script that looks at the clock; Ctrl-C in the middle."""
+"""`holdfast drill` on real processes: exact under a kill; a script that looks at the clock; Ctrl-C in the middle.
+
+The longer ones are part of `make soak`: HOLDFAST_DRILLS=all.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,13 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.drills.checking import Outcome, check, first_difference
+from holdfast.drills.trace import TRACE, TraceReader
 from holdfast.launch.proc import process_state
 
 SCRIPT = Path(__file__).with_name("drilled.py")
 
+long = pytest.mark.skipif(os.environ.get("HOLDFAST_DRILLS") != "all", reason="a long drill: HOLDFAST_DRILLS=all")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
@@ -61,6 +67,27 @@ def test_a_kill_changes_nothing_and_the_report_says_so(short: Path) -> None:
     assert not list(short.glob("holdfast-drill-*")), "nothing is left behind"
 
 
+def test_a_trace_shows_the_first_step_and_tensor_that_look_at_the_clock(short: Path) -> None:
+    """The same without agents: two runs of one, at once, through the starter of a drill."""
+    directories = [short / name for name in ("quiet", "faulty")]
+    runs = []
+    for directory in directories:
+        directory.mkdir()
+        command = [sys.executable, "-m", "holdfast.drills.rig", str(SCRIPT), "--steps", "6", "--clock", "4"]
+        runs.append(subprocess.Popen([*command, "--pause", "0"], env={**os.environ, TRACE: str(directory)}))
+    assert [run.wait(120) for run in runs] == [0, 0]
+    outcomes = []
+    for directory in directories:
+        reader = TraceReader(directory)
+        assert [entry.step for entry in reader.look()] == list(range(6))
+        outcomes.append(Outcome(reader.trace, [], 0, {"w0.1": directory.name}))
+    difference = first_difference(*outcomes)
+    assert difference is not None and difference.step == 4 and difference.tensors[0] == "0.weight"
+    held = {one.promise: one.held for one in check(outcomes[0], outcomes[1], [], None)}
+    assert held["exact"] is False and held["every step once"] and held["every sample once"]
+
+
+@long
 def test_a_script_that_looks_at_the_clock_is_found_out(short: Path) -> None:
     words = ("--stop", "1", "--for", "1s", "--json", "out.json", "--", str(SCRIPT), "--clock", "30")
     code, output = drill(short, *words)
@@ -72,6 +99,7 @@ def test_a_script_that_looks_at_the_clock_is_found_out(short: Path) -> None:
     assert "Broken: exact" in (short / "drill.html").read_text()
 
 
+@long
 def test_ctrl_c_ends_everything_and_still_reports(short: Path) -> None:
     with start(short, "--kill-every", "500ms", "--for", "60s", "--", str(SCRIPT), "--steps", "60") as process:
         assert process.stdout is not None
