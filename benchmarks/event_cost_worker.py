@@ -23,12 +23,12 @@ class Stopwatch:
     """The time that the training thread is in any of the watched functions; one within another counts once."""
 
     def __init__(self) -> None:
-        self.total_s = 0.0
+        self.spent_s = {"events": 0.0, "account": 0.0}
         self.calls = 0
         self._thread = threading.get_ident()
         self._inside = False
 
-    def watch(self, owner: type, name: str) -> None:
+    def watch(self, owner: type, name: str, what: str) -> None:
         inner: Callable[..., Any] = getattr(owner, name)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -39,7 +39,7 @@ class Stopwatch:
             try:
                 return inner(*args, **kwargs)
             finally:
-                self.total_s += time.perf_counter() - began
+                self.spent_s[what] += time.perf_counter() - began
                 self.calls += 1
                 self._inside = False
 
@@ -49,7 +49,8 @@ class Stopwatch:
 def snapshot(watch: Stopwatch) -> dict[str, float]:
     return {
         "step_s": time.perf_counter(),
-        "cost_s": watch.total_s,
+        "events_s": watch.spent_s["events"],
+        "account_s": watch.spent_s["account"],
         "calls": watch.calls,
     }
 
@@ -63,9 +64,9 @@ def main() -> None:
     workload = WORKLOADS[args.workload]
     model = workload.model()
     watch = Stopwatch()
-    watch.watch(EventLog, "write")
+    watch.watch(EventLog, "write", "events")
     for name in ("_move", "look", "go_on", "took", "tell"):
-        watch.watch(Spending, name)
+        watch.watch(Spending, name, "events" if name == "tell" else "account")
     run = holdfast.join(model, workload.optimizer(model), workload.dataset(), batch=workload.batch, shards=4, seed=SEED)
     before, first = snapshot(watch), 0
     for step in run.steps(1_000_000):
