@@ -5,8 +5,9 @@
 
 Every worker times, with a clock around them, what its training thread spends in `EventLog.write` and in keeping its
 account (`Spending`), over all steps after a warm-up; reading that clock is counted too. The share is that time over the
-time the steps took, of the worker for which it is largest: the first one, which also tells the progress. The bar is for
-the model with a million parameters; with ten thousand a step is so short that nobody would use four workers.
+time the steps took, of the worker for which it is largest. Four workers on two processors lose theirs now and then in
+the middle of anything: a call of more than 1 ms counts as the median of its kind. The bar is for the model with a
+million parameters; with ten thousand a step is so short that nobody would use four workers.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ def measure(workload: str, seconds: float) -> dict[str, float]:
         written = sum(path.stat().st_size for path in events.iterdir())
     if len(found) != WORKERS:
         raise BenchmarkError(f"{len(found)} workers ended")
-    worst = max(found, key=lambda one: one["cost_s"] / one["step_s"])
+    worst = max(found, key=lambda one: (one["events_s"] + one["account_s"]) / one["step_s"])
     return {
         f"step_ms_{workload}": worst["step_s"] * 1000,
-        f"cost_us_{workload}": worst["cost_s"] * 1e6,
+        f"events_us_{workload}": worst["events_s"] * 1e6,
+        f"account_us_{workload}": worst["account_s"] * 1e6,
         f"calls_{workload}": worst["calls"],
-        f"share_{workload}": worst["cost_s"] / worst["step_s"],
+        f"share_{workload}": (worst["events_s"] + worst["account_s"]) / worst["step_s"],
         f"events_bytes_{workload}": written,
     }
 
@@ -60,7 +62,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, by name")
     args = parser.parse_args()
     figures: dict[str, float] = {}
-    print(f"{'parameters':<10} {'step':>9} {'events':>9} {'calls':>6} {'share':>8} {'written':>9}")
+    print(f"{'parameters':<10} {'step':>9} {'events':>9} {'account':>9} {'calls':>6} {'share':>8} {'written':>9}")
     for workload in args.workloads:
         try:
             found = measure(workload, args.seconds)
@@ -68,8 +70,8 @@ def main() -> int:
             print(f"event_cost: {error}", file=sys.stderr)
             return 1
         figures |= found
-        step_ms, cost_us, calls, share, written = found.values()
-        row = f"{workload:<10} {step_ms:>6.2f} ms {cost_us:>6.1f} us {calls:>6.1f}"
+        step_ms, events_us, account_us, calls, share, written = found.values()
+        row = f"{workload:<10} {step_ms:>6.2f} ms {events_us:>6.1f} us {account_us:>6.1f} us {calls:>6.1f}"
         print(f"{row} {share:>8.3%} {written / 1e3:>6.0f} KB")
     missed = [
         f"share_{workload} is {figures[f'share_{workload}']:.3%}, not below {SHARE_MAX:.1%}"
