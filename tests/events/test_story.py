@@ -193,6 +193,7 @@ JUNK = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from(sorted(KINDS)), st.dictionaries(st.sampled_from(
     sorted({name for names in KINDS.values() for name in names})), JUNK)), max_size=12))  # fmt: skip
 def test_nothing_in_a_log_is_a_reason_to_fail(some: list[tuple[str, Event]]) -> None:

@@ -66,7 +66,7 @@ function failuresNote(header) {
 
 function showSaved(header) {
   const saved = header.checkpoint;
-  put("saved", saved ? `step ${whole.format(saved.step)}` : "–");
+  put("saved", saved ? whole.format(saved.step) : "–");
   const over = header.state === "finished" || header.state === "stopped";
   const when = saved && (over ? `at ${clock(saved.t)}` : `${duration(Math.max(0, header.now - saved.t))} ago`);
   put("saved-note", saved ? `${when}, ${bytes(saved.bytes)} in ${duration(saved.duration_s)}` : "none yet");

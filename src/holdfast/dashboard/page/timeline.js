@@ -7,6 +7,7 @@ import { STATES } from "./story.js";
 const HEIGHTS = { computing: 1, slow: 1, recovering: 1, joining: 0.55, paused: 0.45, spare: 0.25, dead: 0.25 };
 const CHART_HEIGHT = 84;
 const SEEN_BEYOND = 6; // lanes drawn above and below what is in sight
+const MANY = 40; // marks, which then stand back behind the curve
 const MARK_NAMES = { failure: "failure", evicted: "eviction", corruption: "corruption" };
 
 export class Timeline {
@@ -52,7 +53,12 @@ export class Timeline {
       requestAnimationFrame(() => { waiting = false; this.render(); });
     };
     this.later = later;
-    this.lanes.addEventListener("scroll", later, { passive: true });
+    let scrolling = false; // the curves stay as they are
+    this.lanes.addEventListener("scroll", () => {
+      if (scrolling) return;
+      scrolling = true;
+      requestAnimationFrame(() => { scrolling = false; this.#lanes(this.#scale()); });
+    }, { passive: true });
     new ResizeObserver(later).observe(this.lanes);
     for (const [svg, what] of [[this.rate.svg, "chart"], [this.loss.svg, "chart"], [this.laneSvg, "lanes"]]) {
       svg.addEventListener("pointermove", (event) => this.#point(event, svg, what));
@@ -161,15 +167,20 @@ export class Timeline {
   }
 
   #marks(parts, scale, top, bottom) {
-    for (const mark of this.story.marks) {
-      const kind = MARK_NAMES[mark.kind] ? "" : " other";
+    const lines = {}, heads = {};
+    for (const mark of this.story.marks) { // one path for all of a kind: there may be hundreds
       const x = Math.round(scale.x(mark.t)) + 0.5;
-      parts.push(draw("line", { class: `mark${kind}`, x1: x, x2: x, y1: top + 5, y2: bottom, "data-kind": mark.kind }));
-      parts.push(draw("path", { class: `mark-head${kind}`, d: `M${x - 4},${top}h8l-4,6z` }));
+      (lines[mark.kind] ??= []).push(`M${x},${top + 5}V${bottom}`);
+      (heads[mark.kind] ??= []).push(`M${x - 4},${top}h8l-4,6z`);
     }
-    for (const saved of this.story.checkpoints) {
-      parts.push(draw("rect", { class: "saved-tick", x: scale.x(saved.t) - 2, y: bottom - 2, width: 4, height: 4, rx: 1 }));
+    for (const kind of Object.keys(lines)) {
+      const other = MARK_NAMES[kind] ? "" : " other";
+      const many = lines[kind].length > MANY ? " many" : "";
+      parts.push(draw("path", { class: `mark${other}${many}`, d: lines[kind].join(""), "data-kind": kind }));
+      parts.push(draw("path", { class: `mark-head${other}`, d: heads[kind].join("") }));
     }
+    const saved = this.story.checkpoints.map((one) => `M${(scale.x(one.t) - 2).toFixed(1)},${bottom - 2}h4v4h-4z`);
+    if (saved.length) parts.push(draw("path", { class: "saved-tick", d: saved.join("") }));
   }
 
   #lanes(scale) {
