@@ -43,7 +43,7 @@ def test_who_pauses_is_left_behind_and_comes_back() -> None:
 
 
 def test_with_all_other_faults() -> None:
-    assert sum(run(seed, faults=6).books.left_behind for seed in range(SEEDS)) > SEEDS / 8
+    assert sum(run(seed, faults=6).books.left_behind for seed in range(SEEDS)) > SEEDS / 20
 
 
 def test_without_pauses_nobody_is_late() -> None:
