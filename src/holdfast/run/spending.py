@@ -122,6 +122,7 @@ class HeldUp(NoCheckpoints):
     def __init__(self, inner: NoCheckpoints, spending: Spending) -> None:
         self._inner = inner
         self._spending = spending
+        self._count = 0  # of members, when it was last prepared for
 
     @property
     def saving(self) -> bool:  # type: ignore[override]
@@ -139,7 +140,10 @@ class HeldUp(NoCheckpoints):
             self._inner.save_last(step, members, metrics)
 
     def prepare(self, count: int) -> None:
-        began = time.monotonic()
+        if count == self._count:  # before nearly every step, and then there is nothing to prepare
+            self._inner.prepare(count)
+            return
+        self._count, began = count, time.monotonic()
         self._inner.prepare(count)
         self._spending.took(s.CHECKPOINTING, began)
 
