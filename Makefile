@@ -8,8 +8,9 @@ ETCD := $(VENV)/.etcd
 NETWORK := $(VENV)/.network
 HADOOP := $(VENV)/.hadoop
 BROWSER := $(VENV)/.browser
-# Real workers share the cores with the tests around them: more than two at a time only slows all down.
-JOBS ?= 2
+# Real workers share the cores with the tests around them, and many a test waits for an outage to pass: with two at a time
+# a third of two cores is idle, with four they are in each other's way.
+JOBS ?= 3
 
 .PHONY: install demo test lint format bench soak clean
 
