@@ -3,11 +3,11 @@
     python benchmarks/event_cost.py                        # about a minute
     python benchmarks/event_cost.py --check --json f.json
 
-Every worker times, with a clock around them, what its training thread spends in `EventLog.write` and in keeping its
-account (`Spending`), over all steps after a warm-up; reading that clock is counted too. The share is that time over the
-time the steps took, of the worker for which it is largest. Four workers on two processors lose theirs now and then in
-the middle of anything: a call of more than 1 ms counts as the median of its kind. The bar is for the model with a
-million parameters; with ten thousand a step is so short that nobody would use four workers.
+Every worker counts the processor time, the kernel's included, that its training thread spends in `EventLog.write` and
+in keeping its account (`Spending`), over all steps after a warm-up; reading that clock is counted too. Wall time would
+not do: four workers on two processors lose theirs now and then in the middle of anything. The share is that time over
+the time the steps took, of the worker for which it is largest. The bar is for the model with a million parameters; with
+ten thousand a step is so short that nobody would use four workers.
 """
 
 from __future__ import annotations

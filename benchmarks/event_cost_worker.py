@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -20,11 +19,10 @@ from holdfast.run.spending import Spending
 from workloads import SEED, WORKLOADS
 
 ACCOUNT = ("_move", "look", "go_on", "took")
-DESCHEDULED_S = 1e-3
 
 
 class Stopwatch:
-    """The time that the training thread is in any of the watched functions; one within another counts once."""
+    """The processor time of the training thread in any of the watched functions; one within another counts once."""
 
     def __init__(self) -> None:
         self.took_s: dict[str, list[float]] = {}
@@ -39,11 +37,11 @@ class Stopwatch:
             if self._inside or threading.get_ident() != self._thread:
                 return inner(*args, **kwargs)
             self._inside = True
-            began = time.perf_counter()
+            began = time.thread_time()
             try:
                 return inner(*args, **kwargs)
             finally:
-                took_s.append(time.perf_counter() - began)
+                took_s.append(time.thread_time() - began)
                 self._inside = False
 
         setattr(owner, name, watched)
@@ -53,12 +51,7 @@ class Stopwatch:
             took_s.clear()
 
     def cost_s(self, *names: str) -> float:
-        """A call in which another process was given the processor counts as the usual one of its kind."""
-        total = 0.0
-        for name in names:
-            usual = statistics.median(self.took_s[name] or [0.0])
-            total += sum(took if took < DESCHEDULED_S else usual for took in self.took_s[name])
-        return total
+        return sum(sum(self.took_s[name]) for name in names)
 
 
 def main() -> None:
