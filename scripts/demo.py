@@ -250,8 +250,11 @@ def explain(run: Shown, fault: Fault, goodput: Goodput, size: int) -> str:
     recovered = recovered_at(run, fault)
     assert recovered is not None
     losses = [event["t"] for event in run.of_kind("lost") if event["peer"] == fault.worker]
+    losses += [event["t"] for event in run.of_kind("late") if event["worker"] == fault.worker]
     noticed = min(when for when in losses if when >= fault.at)  # at an earlier fault it may have hung up first
-    silence = f", of which {noticed - fault.at:.2f} s until its lease ran out" if fault.kind == "stop" else ""
+    silence = (
+        f", of which {noticed - fault.at:.2f} s until the others went on without it" if fault.kind == "stop" else ""
+    )
     return f"{recovered - fault.at:.2f} s{silence}"
 
 

@@ -129,7 +129,7 @@ def _after(seconds: float) -> Callable[[], bool]:
 def test_a_worker_that_slept_wakes_fenced(make_land: MakeLand) -> None:
     """Its agent is killed too, so nobody ends it in its sleep. It finds a view without it, and is replaced."""
     land = make_land("h1", "h2")
-    with started(land.training()) as run:
+    with started(land.training("--late-after", "none")) as run:  # or it would come back by itself
         run.wait_step(20)
         sleeper = next(member for member in run.members if host_of(member) == "h2")
         agent = run.hosts["h2"].agent

@@ -28,7 +28,7 @@ REGRESSIONS = ((40, 6), (152, 6), (154, 0), (1357, 5))
 
 
 def run(seed: int, *, faults: int = 0, machine_class: type[Machine] = Machine, **changes: Any) -> World:
-    changes = {"steps": 25, "pauses": 5, "spares": 0, **changes}
+    changes = {"steps": 25, "pauses": 5, "spares": 0, "hangs": 0, "rewinds": 0, **changes}
     return simulate(seed, late=True, faults=faults, machine_class=machine_class, **changes)
 
 

@@ -68,7 +68,7 @@ class RunRecord:
         step = event.get("step")
         if isinstance(step, int):
             self.step = max(self.step, step)
-        if event["kind"] != "waiting":
+        if event["kind"] not in ("waiting", "spent"):  # that it does nothing is told, too
             self.waiting.pop(str(event["who"]), None)
         if handler is not None:
             handler(event)

@@ -258,6 +258,11 @@ class Stepping(ABC):
         gone = self._lost.keys() | (plan.fetches.keys() - self.ledger.ids)
         return any(member not in ready and member not in gone for member in plan.fetches if member != self.me)
 
+    @property
+    def has_just_come(self) -> bool:
+        """I was given the state of the step that I am at, and have done nothing with it yet."""
+        return self._plan is not None and self._plan.step == self.next and self.me in self._plan.fetches
+
     def _loaded(self, event: Loaded, now: float) -> list[Effect]:
         if self.phase is not Phase.LOADING or self._plan is None or event.step != self._plan.step:
             return []

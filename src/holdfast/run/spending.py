@@ -30,6 +30,7 @@ _OF_PHASE = {
     Phase.LOADING: s.JOINING,
     Phase.RECEIVING: s.JOINING,
     Phase.TURNING: s.JOINING,
+    Phase.BEHIND: s.RECOVERING,
     Phase.BROKEN: s.JOINING,  # without a loss: the view changes because somebody comes or goes
     Phase.GATHERING: s.WAITING,
     Phase.REDUCING: s.WAITING,
