@@ -187,7 +187,10 @@ class Faults:
 
 
 def recovered_at(run: Shown, fault: Fault) -> float | None:
-    """When the last survivor committed its first step after the fault."""
+    """When the last survivor committed its first step after the fault; of one left behind, when progress was told."""
+    late = [event["t"] for event in run.of_kind("late") if event["worker"] == fault.worker and event["t"] >= fault.at]
+    if late:
+        return min((float(event["t"]) for event in run.of_kind("progress") if event["t"] > late[0]), default=None)
     after = [event for event in run.of_kind("recovered") if event["view"] > fault.view]
     first = min((event["view"] for event in after), default=0)
     return max((float(event["t"]) for event in after if event["view"] == first), default=None)
@@ -252,10 +255,8 @@ def explain(run: Shown, fault: Fault, goodput: Goodput, size: int) -> str:
     losses = [event["t"] for event in run.of_kind("lost") if event["peer"] == fault.worker]
     losses += [event["t"] for event in run.of_kind("late") if event["worker"] == fault.worker]
     noticed = min(when for when in losses if when >= fault.at)  # at an earlier fault it may have hung up first
-    silence = (
-        f", of which {noticed - fault.at:.2f} s until the others went on without it" if fault.kind == "stop" else ""
-    )
-    return f"{recovered - fault.at:.2f} s{silence}"
+    silence = f", of which {noticed - fault.at:.2f} s until the others went on without it"
+    return f"{recovered - fault.at:.2f} s{silence if fault.kind == 'stop' else ''}"
 
 
 def summary(faulty: Shown, quiet: Shown, faults: list[Fault], workers: int, digests: tuple[str, str]) -> None:

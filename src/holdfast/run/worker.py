@@ -158,9 +158,7 @@ class Worker(Punctual):
     def save_last(self, step: int) -> None:
         """The loop over steps ends here. What the script does next may change the state."""
         view = self.machine.view
-        if (
-            view is not None and not self.machine.has_just_come
-        ):  # or those who have the state wait for me, and I for them
+        if view is not None and not self.machine.has_just_come:  # or the others would wait for me, and I for them
             self._checkpoints.save_last(step, view.members, self._last_metrics())
 
     def hold(self, step: int) -> Snapshot:
