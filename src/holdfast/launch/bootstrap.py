@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from holdfast.core.errors import EXIT_BAD_INPUT, HoldfastError
+from holdfast.launch import late_dynamo
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -54,6 +55,7 @@ def exit_code_of(end: SystemExit) -> int:
 
 def main() -> None:
     sys.excepthook = show
+    late_dynamo.install()
     code = 0
     try:
         run_script(sys.argv[1:])
