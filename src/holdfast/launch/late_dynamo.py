@@ -1,8 +1,9 @@
 """Keeps torch's compiler out of processes that do not compile: importing it takes a third of a worker's start.
 
 torch's optimizers import `torch._dynamo` with their first call, only to tell a compiler, should one be tracing them,
-not to. Until somebody really compiles, a module of the same name with just these two words stands in its place. Who
-asks it for anything else gets the real one, from then on everywhere, and what was told to the stand-in is told again.
+not to; and to ask for deterministic algorithms imports it to tell it that. Until somebody really compiles, a module of
+the same name with just those words stands in its place. Who asks it for anything else gets the real one, from then on
+everywhere, and what was told to the stand-in is told again.
 
 Changes nothing but the time of an import. `HOLDFAST_DYNAMO=eager` leaves it as torch has it.
 """
@@ -18,6 +19,7 @@ from typing import Any
 
 NAME = "torch._dynamo"
 VARIABLE = "HOLDFAST_DYNAMO"
+_ERROR = 2  # torch's number for it
 _TOLD = "__dynamo_disable"  # where torch keeps the answer of `disable` for a function of its own
 
 
@@ -49,7 +51,20 @@ class LateDynamo(ModuleType):
             importlib.import_module(NAME)
             for fn in self.disabled:
                 fn.__dict__.pop(_TOLD, None)  # torch asks again at the next call
+            torch: Any = sys.modules["torch"]
+            if torch.get_deterministic_debug_mode() == _ERROR:
+                torch.use_deterministic_algorithms(True)  # compiled code should be, too
         return importlib.import_module(NAME)
+
+
+def be_deterministic() -> None:
+    """As torch.use_deterministic_algorithms does it, which imports the compiler to tell it."""
+    import torch
+
+    if isinstance(sys.modules.get(NAME), LateDynamo):
+        torch.set_deterministic_debug_mode("error")
+    else:
+        torch.use_deterministic_algorithms(True)
 
 
 def install() -> None:

@@ -11,12 +11,13 @@ import hashlib
 import torch
 
 from holdfast.core.errors import NumericsError
+from holdfast.launch.late_dynamo import be_deterministic
 
 
 def fix_arithmetic(threads: int) -> None:
     """Make this process compute as the run does. Called before the fingerprint is taken."""
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
+    be_deterministic()
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.set_flush_denormal(False)
