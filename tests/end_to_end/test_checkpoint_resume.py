@@ -85,7 +85,8 @@ def test_a_hundred_megabytes_are_saved_within_the_notice(tmp_path: Path) -> None
         manifest, snapshot = newest_valid(LocalStorage(place), warn=pytest.fail) or pytest.fail("nothing is there")
         print(f"{snapshot.nbytes / 1e6:.0f} MB were committed {took_s:.2f} s after the signal")
         assert snapshot.nbytes > 100e6
-        assert steps == {manifest.step} and found[0].parent.name == directory_of(manifest.step)
+        # The signals come one after the other: the first may leave a step before the last, who then saves.
+        assert max(steps) == manifest.step and found[0].parent.name == directory_of(manifest.step)
 
 
 # ---- another script
