@@ -26,7 +26,7 @@ from holdfast.testing.hdfs_server import BLOCK_BYTES, HdfsCluster
 pytestmark = pytest.mark.xdist_group("hdfs")
 
 STEP_S = 6.0
-WAIT_S = 90.0
+WAIT_S = 60.0
 MIB = 1 << 20
 DAY_MS = 24 * 3600 * 1000
 T = TypeVar("T")

@@ -1,8 +1,8 @@
 """Reading all logs of a run in order of time, in bounded memory, and following them as they grow.
 
-`EventReader` (log.py) gives everything at once, which is right for what is new since a moment ago. A long run's log has
-millions of events, which as objects do not fit into memory: here they come in batches, merged over all files, older
-(rotated) halves included. A batch is complete up to a moment: no file holds an event before it that was not given.
+`EventReader` (reading.py) gives one event after the other. A long run's log has millions of them, and a page that waits
+for all of them needs them fast: here they come in batches, parsed together and merged over all files, full ones
+included. A batch is complete up to a moment: no file holds an event before it that was not given.
 """
 
 from __future__ import annotations
