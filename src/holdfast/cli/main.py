@@ -29,7 +29,7 @@ from holdfast.cli.ledger import add_arguments as add_ledger_arguments
 from holdfast.cli.saving import add_checkpoint_flags, checkpoint_settings
 from holdfast.cli.top import add_arguments as add_top_arguments
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError
-from holdfast.launch.environment import PATHS
+from holdfast.launch.environment import PATHS, STARTS, WARM
 
 
 class _Parser(argparse.ArgumentParser):
@@ -143,6 +143,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         "--audit", type=float, default=0.0, metavar="F", help="let two workers compute this part of shards"
     )
     run.add_argument("--late-after", default="0.5s", metavar="T", help="go on without who is late (or: none)")
+    run.add_argument("--start", choices=STARTS, default=WARM, help="warm: import once, fork workers (default: warm)")
     run.add_argument("--audit-every", type=int, default=100, metavar="N", help="steps to compare workers' states in")
     run.add_argument("--strikes", type=int, default=3, metavar="N", help="times a slot's worker may be found wrong")
     run.add_argument(
@@ -222,6 +223,7 @@ def _run(options: argparse.Namespace) -> int:
         audit=options.audit,
         audit_every=options.audit_every,
         strikes=options.strikes,
+        start=options.start,
     )
     settings.validate()
     if options.run is None:

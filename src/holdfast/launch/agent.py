@@ -28,10 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from holdfast.checkpoint.memory_place import MEMORY_ONLY, kept_steps, memory_directory, remove_memory
+from holdfast.checkpoint.memory_place import memory_directory, remove_memory
 from holdfast.core.errors import ConfigError, LedgerError, ProtocolError
 from holdfast.core.words import (
-    KEY_CHECKPOINT,
     KEY_DONE,
     KEY_HOSTS,
     KEY_SIZE,
@@ -50,9 +49,11 @@ from holdfast.launch.addresses import address_towards, check_listen
 from holdfast.launch.among_hosts import AmongHosts, give_up
 from holdfast.launch.crew import Adoption, Crew
 from holdfast.launch.directory import RunDirectory
+from holdfast.launch.environment import WARM
 from holdfast.launch.history import History
 from holdfast.launch.ledger_watch import LedgerAway, LedgerBack, LedgerChange, LedgerState, LedgerWatch
 from holdfast.launch.ledgers import AgentLedgers
+from holdfast.launch.leftovers import forget_memory
 from holdfast.launch.policy import STOP_GRACE_S, Action, AnnounceStop, AskToLeave, End, Kill, Policy, Start
 from holdfast.launch.presence import other_hosts
 from holdfast.launch.proc import find_workers
@@ -62,6 +63,7 @@ from holdfast.launch.ring_watch import RingNews
 from holdfast.launch.settings import WORKERS_MAX, RunSettings, describe
 from holdfast.launch.signals import Interrupted, Signals
 from holdfast.launch.terminal import Screen
+from holdfast.launch.warm_starts import WarmedUp
 from holdfast.launch.watchman import FoundHung, Watchman, limits_of
 from holdfast.trust.keys import Keys, load_keys
 
@@ -77,7 +79,7 @@ class Died:
     trouble: str
 
 
-Message = Died | FoundHung | RingNews | Interrupted | LedgerState | LedgerChange | LedgerAway | LedgerBack
+Message = Died | WarmedUp | FoundHung | RingNews | Interrupted | LedgerState | LedgerChange | LedgerAway | LedgerBack
 
 
 def run_agent(settings: RunSettings, home: Path, *, out: TextIO | None = None) -> int:
@@ -169,6 +171,8 @@ class Agent:
             if done is not None or self._reporter.record.finished:
                 return self._report_finished_unattended(done)
         self._begin(adopted)
+        worth_it = self._settings.start == WARM and self._crew.warm_up(self._inbox.put)
+        self._policy.held = worth_it and not adopted.living
         end = None
         while end is None:
             message = self._next_message()
@@ -246,6 +250,7 @@ class Agent:
         if self._watch is not None:
             self._watch.close()
         self._deaths.close()
+        self._crew.close()
         self._watchman.close()
         if self._among is not None:
             self._among.close()
@@ -259,6 +264,10 @@ class Agent:
         match message:
             case Died():
                 self._bury(message, now)
+            case WarmedUp():
+                self._policy.held = False
+                if message.trouble:
+                    self._reporter.say(f"workers start one by one: {message.trouble}")
             case FoundHung(worker, fields):
                 self._reporter.tell("hung", worker=worker, **fields)
                 self._act(self._policy.hung(worker) if message.kill else [], now)
@@ -449,23 +458,11 @@ class Agent:
             if isinstance(message, Died):
                 self._bury(message, time.monotonic())
         self._look_at_events(time.monotonic())
-        self._forget_memory(end)
+        forget_memory(self._memory, self._ledger, finished=end.outcome == "finished")
         self._reporter.conclude(end)
         if not len(self._crew):
             self._directory.remove_sockets(self._socket_dir)
         return end.exit_code
-
-    def _forget_memory(self, end: End) -> None:
-        """Whoever has finished needs no snapshot in memory; whoever may go on does, unless storage has it."""
-        kept = kept_steps(self._memory)
-        if end.outcome == "finished":
-            remove_memory(self._memory)
-        elif kept:
-            with suppress(LedgerError, ProtocolError):
-                entry = self._ledger.get(KEY_CHECKPOINT)
-                saved = decode_json(entry.value) if entry is not None else {"uri": MEMORY_ONLY}
-                if saved.get("uri") != MEMORY_ONLY and decode_whole(encode_json(saved), "step") >= kept[0]:
-                    remove_memory(self._memory)
 
     # -- small things --------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from holdfast.core.errors import EXIT_BAD_INPUT, HoldfastError
-from holdfast.launch import late_dynamo
+from holdfast.launch import late_dynamo, warm_process
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -56,6 +56,8 @@ def exit_code_of(end: SystemExit) -> int:
 def main() -> None:
     sys.excepthook = show
     late_dynamo.install()
+    if warm_process.DESCRIPTOR in os.environ:
+        warm_process.serve(sys.argv[1:])  # comes back in each worker that is forked from here
     code = 0
     try:
         run_script(sys.argv[1:])

@@ -32,8 +32,10 @@ from holdfast.launch.environment import WorkerEnvironment
 from holdfast.launch.proc import find_workers
 from holdfast.launch.processes import DeathWatch, WorkerProcess, fence
 from holdfast.launch.settings import RunSettings
+from holdfast.launch.warm_starts import WarmedUp, WarmStarts
 from holdfast.ledger.port import Ledger
 
+WARM_LOG = "imports.log"  # what is said while the script's packages are imported
 _LOG_NAME = re.compile(r"w\d+\.\d+(@.+)?")
 
 
@@ -67,6 +69,7 @@ class Crew:
         self._refused = refused
         self._processes: dict[str, WorkerProcess] = {}
         self._incarnations: dict[int, int] = {}
+        self._warm: WarmStarts | None = None
 
     def __len__(self) -> int:
         return len(self._processes)
@@ -83,6 +86,31 @@ class Crew:
     def start(self, slot: int) -> str:
         """Start a worker in `slot`. Raises OSError if the system does not let us."""
         worker = worker_id(slot, self._next_incarnation(slot), self._host)
+        variables, log = self._variables(worker), self._new_log(worker)
+        if self._warm is not None:
+            if self._warm.ready:
+                forked = self._warm.start(variables, log)
+                if forked is not None:
+                    self._take(WorkerProcess(worker, forked[0], parent=forked[1]))
+                    return worker
+                # It may yet have started one, that nobody knows: that one has its name for itself.
+                worker = worker_id(slot, self._next_incarnation(slot), self._host)
+                variables, log = self._variables(worker), self._new_log(worker)
+            self._warm.prepare(variables)
+        self._take(WorkerProcess.start(worker, self._settings.worker_command(), variables, log))
+        return worker
+
+    def warm_up(self, post: Callable[[WarmedUp], None]) -> bool:
+        """Begin to import what the workers need, once for all of them. True if they are worth waiting for."""
+        self._warm = WarmStarts(self._settings.worker_command(), self._directory.logs / WARM_LOG, post)
+        return self._warm.prepare(self._variables(""))
+
+    def close(self) -> None:
+        """Let go of everything but the workers."""
+        if self._warm is not None:
+            self._warm.close()
+
+    def _variables(self, worker: str) -> dict[str, str]:
         settings = self._settings
         place = WorkerEnvironment(
             run_dir=self._directory.path,
@@ -102,7 +130,7 @@ class Crew:
             audit=settings.audit,
             audit_every=settings.audit_every,
         )
-        variables = {
+        return {
             **os.environ,
             **place.to_variables(),
             "PYTHONUNBUFFERED": "1",
@@ -110,14 +138,15 @@ class Crew:
             "OMP_NUM_THREADS": str(settings.threads),
             "MKL_NUM_THREADS": str(settings.threads),
         }
+
+    def _new_log(self, worker: str) -> Path:
         log = self.log_path(worker)
         try:
             log.touch()
         except OSError as error:  # a full disk costs the output, not the worker
             self._refused(error)
-            log = Path(os.devnull)
-        self._take(WorkerProcess.start(worker, settings.worker_command(), variables, log))
-        return worker
+            return Path(os.devnull)
+        return log
 
     def _take(self, process: WorkerProcess) -> None:
         self._processes[process.worker] = process

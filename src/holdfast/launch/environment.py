@@ -37,6 +37,7 @@ AUDIT = "HOLDFAST_AUDIT"
 AUDIT_EVERY = "HOLDFAST_AUDIT_EVERY"
 LATE_AFTER_S = "HOLDFAST_LATE_AFTER_S"
 LEDGER_SOCKET = "ledger.sock"  # in the socket directory
+WARM, COLD = STARTS = ("warm", "cold")  # forked from a process that has imported what they need, or one by one
 PATHS = ("auto", "shared-memory", "network")
 
 

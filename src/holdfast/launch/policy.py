@@ -113,6 +113,7 @@ class Policy:
     stop_grace_s: float = STOP_GRACE_S
     replace_below: float = 0.0  # of the usual speed; 0: slow workers are not replaced
     strikes: int = 3  # so often a slot's worker may be found wrong; then the slot stays empty
+    held: bool = False  # nobody is started until what workers need is there
     step: int = 0  # the highest that was ever seen
     restarts: int = 0
     stopping: str = ""
@@ -282,7 +283,7 @@ class Policy:
         if not self.stopping and not self.done:
             actions += self._surplus(now)
             actions += self._too_slow(now)
-            actions += self._missing(now)
+            actions += self._missing(now) if not self.held else []
         if not self.alive and not self._waiting() and not any(isinstance(a, Start) for a in actions):
             actions += self._finish(self._outcome(), "")
         return actions
@@ -296,7 +297,8 @@ class Policy:
                 times.append(worker.replace_at)
             if name not in self.members:
                 times.append(self._given_up_at(name))
-        times += [self.slots[slot].restart_at for slot in self._waiting()]
+        if not self.held:
+            times += [self.slots[slot].restart_at for slot in self._waiting()]
         return min(times)
 
     def _overdue(self, now: float) -> list[Action]:

@@ -1,8 +1,10 @@
-"""What /proc says of processes: whether one lives, since when, and which are workers of a run."""
+"""Processes: whether one lives, since when, which are workers of a run, and how one ended."""
 
 from __future__ import annotations
 
 import os
+import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +47,8 @@ def find_workers(run_dir: Path) -> list[FoundProcess]:
     """The living workers of a run on this host, whoever started them.
 
     A worker leads its session and carries the agent's variables. Its own children carry them too, but lead no
-    session; should one of them be made a leader, the oldest process of that name is the worker.
+    session; should one of them be made a leader, the oldest process of that name is the worker. A process that
+    workers are forked from (warm_process.py) has room for a name in its place, and none there.
     """
     wanted = f"{RUN_DIR}={run_dir}".encode()
     prefix = f"{WORKER}=".encode()
@@ -63,7 +66,7 @@ def find_workers(run_dir: Path) -> list[FoundProcess]:
             continue
         if wanted not in variables:
             continue
-        worker = next((os.fsdecode(v[len(prefix) :]) for v in variables if v.startswith(prefix)), "")
+        worker = next((os.fsdecode(v[len(prefix) :]).rstrip() for v in variables if v.startswith(prefix)), "")
         process = FoundProcess(worker, pid, int(fields[19]))
         if worker and (worker not in found or process.started < found[worker].started):
             found[worker] = process
@@ -116,3 +119,12 @@ def catches(pid: int, number: int) -> bool:
     except (OSError, ValueError, IndexError):
         pass
     return False
+
+
+def bury(pid: int) -> int:
+    """Collect the exit code of a child that is gone, and end those that it leaves behind unless it ended well."""
+    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    if status is None or status.si_code != os.CLD_EXITED or status.si_status != 0:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)  # before it is reaped: until then the number is its own
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -14,24 +14,41 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from holdfast.core.errors import HoldfastError, LedgerUnavailable
 from holdfast.core.words import KEY_DEAD, KEY_VIEW, KEY_WORKERS, View
-from holdfast.launch.proc import process_started
+from holdfast.launch.proc import bury, process_started
 from holdfast.ledger.port import Ledger
 
 DEAD_MAX = 128
 FENCE_AGAIN_S = 0.5
 
 
-class WorkerProcess:
-    """A worker that this agent started, or one that it found running."""
+class Parent(Protocol):
+    """Of a worker's process: who alone learns how it ended."""
 
-    def __init__(self, worker: str, pid: int, *, child: subprocess.Popen[bytes] | None = None) -> None:
+    def bury(self, pid: int) -> int | None:
+        """Its exit code, less than 0 for a signal, once it is gone; None if that is not known."""
+
+
+class _ThisProcess:
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        self._child = child
+
+    def bury(self, pid: int) -> int | None:
+        self._child.returncode = bury(pid)
+        return self._child.returncode
+
+
+class WorkerProcess:
+    """A worker that this agent started, or one that it found running, whose parent nobody can ask."""
+
+    def __init__(self, worker: str, pid: int, *, parent: Parent | None = None) -> None:
         self.worker = worker
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
-        self._child = child
+        self._parent = parent
         self._lock = threading.Lock()
         self._gone = False
 
@@ -50,7 +67,7 @@ class WorkerProcess:
                 start_new_session=True,
                 env=dict(variables),
             )
-        return cls(worker, child.pid, child=child)
+        return cls(worker, child.pid, parent=_ThisProcess(child))
 
     @classmethod
     def adopt(cls, worker: str, pid: int, started: int) -> WorkerProcess | None:
@@ -86,19 +103,15 @@ class WorkerProcess:
     def reap(self) -> tuple[int | None, int | None]:
         """Collect the exit of a process that is gone: (code, signal). An adopted one takes its with it."""
         with self._lock:
-            if self._child is None:
-                self._gone = True
-                return None, None
-            status = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
-            if status is None or status.si_code != os.CLD_EXITED or status.si_status != 0:
-                self._kill_group()  # its loader processes would otherwise outlive it
             self._gone = True
-            code = self._child.wait()
+            code = self._parent.bury(self.pid) if self._parent is not None else None
+        if code is None:
+            return None, None
         return (code, None) if code >= 0 else (None, -code)
 
     def _kill_group(self) -> None:
-        """Only while the leader is not reaped: until then its process id, and so the group's, is its own."""
-        if self._child is None and not self._lives():
+        """Only while the leader lives: until then its process id, and so the group's, is its own."""
+        if not self._lives():
             return
         try:
             os.killpg(self.pid, signal.SIGKILL)

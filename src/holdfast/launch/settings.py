@@ -14,7 +14,7 @@ from holdfast.checkpoint.settings import CheckpointSettings
 from holdfast.core.config import AUDIT_EVERY_MAX
 from holdfast.core.errors import ConfigError
 from holdfast.launch.addresses import parse_listen
-from holdfast.launch.environment import PATHS
+from holdfast.launch.environment import PATHS, STARTS, WARM
 from holdfast.launch.patience import LATE_AFTER_S, check_late, check_patience, late_flags, patience_flags
 
 WORKERS_MAX = 1024
@@ -53,6 +53,7 @@ class RunSettings:
     audit: float = 0.0  # the fraction of shards that two workers compute
     audit_every: int = 100  # the workers' states are compared once in so many steps
     late_after_s: float = LATE_AFTER_S  # so long, at least, late shards are waited for; 0: for ever
+    start: str = WARM  # see STARTS
     strikes: int = 3  # how often the others may find a slot's worker wrong, before the slot stays empty
 
     def validate(self) -> None:
@@ -73,6 +74,8 @@ class RunSettings:
             )
         if self.path not in PATHS:
             raise ConfigError(f"--path is {self.path!r}", hint=f"choose one of {', '.join(PATHS)}")
+        if self.start not in STARTS:
+            raise ConfigError(f"--start is {self.start!r}", hint=f"choose one of {', '.join(STARTS)}")
         if self.listen:
             parse_listen(self.listen)
             if self.path == "shared-memory":
@@ -160,6 +163,7 @@ def _command(settings: RunSettings, home: Path) -> str:
         ("--audit", "audit"),
         ("--audit-every", "audit_every"),
         ("--strikes", "strikes"),
+        ("--start", "start"),
     ):
         value = getattr(settings, name)
         if value != defaults[name]:
