@@ -74,6 +74,7 @@ bench: install
 	$(BIN)/python benchmarks/dashboard.py --check --json dashboard.json
 	$(BIN)/python benchmarks/elastic.py --check --json elastic.json
 	$(BIN)/python benchmarks/event_cost.py --check --json event_cost.json
+	$(BIN)/python benchmarks/starting.py --check --json starting.json
 
 # Ten seeds of 40 faults each on real processes, five on three hosts, 220 kills during saves, and a million simulated
 # schedules.

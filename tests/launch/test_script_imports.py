@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launch.script_imports import Import, imports_of, imports_of_module
+from holdfast.launch.script_imports import Import, imports_of, imports_of_command, imports_of_module
 
 
 def written(directory: Path, **files: str) -> Path:
@@ -83,3 +83,10 @@ def test_a_module_of_the_working_directory_and_an_installed_one(
     assert modules(imports_of_module("torch.utils")) == ["torch"]
     assert modules(imports_of_module("holdfast.testing.faults")) == ["holdfast"]
     assert imports_of_module("nothing.there") == []
+
+
+def test_a_starter_that_runs_a_script(tmp_path: Path) -> None:
+    script = str(written(tmp_path, train="import numpy\n"))
+    assert modules(imports_of_command(["-m", "holdfast.drills.rig", script, "--steps", "3"])) == ["holdfast", "numpy"]
+    assert modules(imports_of_command(["-m", "holdfast.drills.rig", "--steps", script])) == ["holdfast"]
+    assert modules(imports_of_command([script, "other.py"])) == ["numpy"]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
+from itertools import chain
 from pathlib import Path
 
 FILES_MAX = 200
@@ -31,6 +32,14 @@ class Import:
     @property
     def package(self) -> str:
         return self.module.partition(".")[0]
+
+
+def imports_of_command(arguments: Sequence[str]) -> list[Import]:
+    """Of `script.py …`, of `-m module …`, and of `-m starter script.py …`: a module that runs a script."""
+    if arguments[0] != "-m":
+        return imports_of(Path(arguments[0]))
+    started = [imports_of(Path(word)) for word in arguments[2:3] if word.endswith(".py")]
+    return [*imports_of_module(arguments[1]), *chain.from_iterable(started)]
 
 
 def imports_of(script: Path) -> list[Import]:

@@ -23,7 +23,7 @@ from typing import Any
 
 from holdfast.launch.environment import WORKER
 from holdfast.launch.proc import bury
-from holdfast.launch.script_imports import Import, imports_of, imports_of_module
+from holdfast.launch.script_imports import Import, imports_of_command
 
 DESCRIPTOR = "HOLDFAST_WARM"  # the descriptor of the socket to the agent
 NAME_MAX = 128  # room for a worker's name in the variables that the kernel shows of this process
@@ -66,7 +66,7 @@ def serve(arguments: list[str]) -> None:
 def _import_all(arguments: list[str]) -> None:
     first = sys.path[0]
     sys.path[0] = str(Path.cwd() if arguments[0] == "-m" else Path(arguments[0]).resolve().parent)
-    modules = imports_of_module(arguments[1]) if arguments[0] == "-m" else imports_of(Path(arguments[0]))
+    modules = imports_of_command(arguments)
     trains = any(module.module == "holdfast" or module.package == "torch" for module in modules)
     for module in (*map(Import, OWN if trains else ()), *modules):
         try:
