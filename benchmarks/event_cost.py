@@ -4,10 +4,10 @@
     python benchmarks/event_cost.py --check --json f.json
 
 Every worker counts the processor time, the kernel's included, that its training thread spends in `EventLog.write` and
-in keeping its account (`Spending`), over all steps after a warm-up; reading that clock is counted too. Wall time would
-not do: four workers on two processors lose theirs now and then in the middle of anything. The share is that time over
-the time the steps took, of the worker for which it is largest. The bar is for the model with a million parameters; with
-ten thousand a step is so short that nobody would use four workers.
+in keeping its account (`Spending`), over all steps after a warm-up; what it takes to read that clock is measured each
+time and left out. Wall time would not do: four workers on two processors lose theirs now and then in the middle of
+anything. The share is that time over the time the steps took, of the worker for which it is largest. The bar is for the
+model with a million parameters; with ten thousand a step is so short that nobody would use four workers.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def test_every_kind_has_a_sentence_of_its_own() -> None:
     for kind in KINDS:
         assert sentence({"t": 1.0, "who": "w0.1", "kind": kind})
         assert sentence({"t": 1.0, "who": "w0.1", "kind": kind, **{name: [["x"]] for name in KINDS[kind]}})
-    assert sentence({"kind": "unheard_of", "who": "w0.1", "t": 1.0, "step": 3}) == "unheard_of: step 3"
+    assert sentence({"kind": "unheard_of", "who": "w0.1", "t": 1.0, "step": 3}) == "unheard of: step 3"
 
 
 def test_a_sentence_is_one_line_without_escapes() -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from holdfast.core.events import KINDS
 from holdfast.events import fold, lanes, series
 from holdfast.events.lanes import STATES, Lane
-from holdfast.events.sentences import describe
 from holdfast.events.series import Mark, Marks, Series
 from holdfast.events.story import Story, tell
+from holdfast.events.telling import describe
 
 Event = dict[str, Any]
 

@@ -18,8 +18,8 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from holdfast.dashboard.facts import Facts, stored_steps
+from holdfast.events import EventReader
 from holdfast.events.story import Story
-from holdfast.events.streaming import EventStream
 from holdfast.launch.directory import RunDirectory
 
 LOOK_S = 0.25
@@ -34,7 +34,7 @@ class StoryKeeper:
     def __init__(self, directory: RunDirectory) -> None:
         self.epoch = secrets.token_hex(4)
         self.directory = directory
-        self._stream = EventStream(directory.events)
+        self._reader = EventReader(directory.events)
         self._story = Story()
         self._facts = Facts(directory)
         self._facts_at = -math.inf
@@ -62,7 +62,7 @@ class StoryKeeper:
         self._facts.close()
 
     def _look(self) -> None:
-        for batch in self._stream.batches():
+        for batch in self._reader.batches():
             for start in range(0, len(batch), FED_AT_ONCE):
                 with self._news:
                     for event in batch[start : start + FED_AT_ONCE]:
@@ -111,7 +111,7 @@ class StoryKeeper:
         return picture
 
     def _being_read(self) -> dict[str, Any]:
-        story, known = self._story, max(self._stream.bytes_known, 1)
+        story, known = self._story, max(self._reader.bytes_known, 1)
         return {
             "epoch": self.epoch,
             "number": 0,
@@ -119,7 +119,7 @@ class StoryKeeper:
             "facts_number": -1,
             "run": self._named(),
             "reading": {
-                "part": round(min(self._stream.bytes_read / known, 1.0), 4),
+                "part": round(min(self._reader.bytes_read / known, 1.0), 4),
                 "events": story.number,
                 "step": story.step,
                 "steps": story.steps,

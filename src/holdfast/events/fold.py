@@ -13,8 +13,8 @@ from typing import Any, Final
 from holdfast.core.words import host_of, incarnation_of, slot_of
 from holdfast.events import lanes as l
 from holdfast.events.lanes import Lane
-from holdfast.events.sentences import describe, number_of
-from holdfast.events.series import Mark, Marks, Series
+from holdfast.events.series import Mark, Marks, Series, number_of
+from holdfast.events.telling import describe
 
 Event = Mapping[str, Any]
 

@@ -1,69 +1,90 @@
 """Reading event logs: all writers' files as one story, by time, while they are written, filled up and deleted.
 
 A reader keeps for each writer where it is: the number of the last full file that it has had, and how far it is in the
-next one, which may have been filled up meanwhile. It holds no file open and one piece of each in memory.
+next one, which may have been filled up meanwhile. It holds no file open and one piece of each in memory, and gives what
+is complete: no file holds an event that belongs before one that was given.
 """
 
 from __future__ import annotations
 
-import heapq
-import json
 import math
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from holdfast.events.log import SUFFIX, number_of, writer_of
+from holdfast.events.parsing import Event, Lists, parse
 
-PIECE_BYTES = 64 * 1024
-LINE_BYTES_MAX = 4 * 1024 * 1024
+PIECE_BYTES = 64 * 1024  # of a file, to begin with
+PIECE_BYTES_MAX = 1024 * 1024  # of one that has much to tell
+LINE_BYTES_MAX = 4 * 1024 * 1024  # nobody writes longer ones
 HEAD_BYTES = 64  # by which a file is known again: its first line has a time
-Event: TypeAlias = dict[str, Any]
+_Keyed: TypeAlias = tuple[float, int, int, Event]  # time, view, a number that no other has
 
 
 class EventReader:
-    """Follows all logs of a directory."""
+    """Follows all logs of a directory. Owned by one thread."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._writers: dict[str, _Writer] = {}
+        self._numbers = count()
+        self._lists = Lists()
+        self.bytes_read = 0
+        self.bytes_known = 0  # of all files that were there at the last look
 
     def poll(self) -> list[Event]:
         """What came since the last call, by time."""
         return list(self.stream())
 
     def stream(self, *, since: float = -math.inf) -> Iterator[Event]:
-        """The same, a piece of each file in memory at a time. Go through to its end: what was read counts as had.
+        """The same, one after the other. Go through to its end: what was read counts as had."""
+        for batch in self.batches(since=since):
+            yield from batch
+
+    def batches(self, *, since: float = -math.inf) -> Iterator[list[Event]]:
+        """The same, many at a time.
 
         Merged by time and, where that is the same, by view. A writer's own events stay in its order, whatever its clock
         does. `since` leaves out what is older.
         """
-        found = self._look()
-        streams = [self._writers[name].read(numbers, since) for name, numbers in sorted(found.items())]
-        merged = heapq.merge(*streams, key=lambda item: item[0])
-        return (event for _, event in merged if event["t"] >= since)
+        writers = self._look(since)
+        while writers:
+            for writer in writers:
+                if not writer.waiting and not writer.is_read:
+                    self.bytes_read += writer.fill(self._lists, self._numbers)
+            writers = [writer for writer in writers if writer.waiting or not writer.is_read]
+            batch = [keyed[3] for keyed in _complete(writers) if keyed[3]["t"] >= since]
+            if batch:
+                yield batch
 
-    def _look(self) -> dict[str, list[int]]:
-        """Writers that may have something new -> the numbers of their full files, oldest first."""
+    def _look(self, since: float) -> list[_Writer]:
+        """Those that may have something new."""
         numbers: dict[str, list[int]] = {}
         sizes: dict[str, int] = {}
+        self.bytes_known = 0
         try:
             with os.scandir(self._directory) as entries:
                 for entry in entries:
                     name, number = writer_of(entry.name), number_of(entry.name)
+                    if number is None and not entry.name.endswith(SUFFIX):
+                        continue
+                    size = _size(entry)
+                    self.bytes_known += max(size, 0)
                     if number is not None:
                         numbers.setdefault(name, []).append(number)
-                    elif entry.name.endswith(SUFFIX):
-                        sizes[name] = _size(entry)
+                    else:
+                        sizes[name] = size
         except OSError:
-            return {}
-        found = {}
-        for name in numbers.keys() | sizes.keys():
+            return []
+        found = []
+        for name in sorted(numbers.keys() | sizes.keys()):
             writer = self._writers.setdefault(name, _Writer(self._directory / f"{name}{SUFFIX}"))
-            full = sorted(numbers.get(name, ()))
-            if writer.wants(full, sizes.get(name, 0)):
-                found[name] = full
+            if writer.look(sorted(numbers.get(name, ())), sizes.get(name, 0), since):
+                found.append(writer)
         return found
 
 
@@ -71,64 +92,85 @@ class _Writer:
     """How far we are with one writer."""
 
     def __init__(self, path: Path) -> None:
+        self.waiting: list[_Keyed] = []  # read, and not given yet
+        self.is_read = False  # to its end, as of the last look
         self._path = path
+        self._full: list[int] = []  # the numbers of full files that are to be read before
+        self._next = 1  # the number that the file which is written will have
+        self._since = -math.inf
         self._had = 0  # the number of the last full file that we went through
         self._offset = 0  # in the one after it
         self._head = b""  # of that one
+        self._piece_bytes = 0
         self._skipping = False  # in a line that is none
-        self._at = (-math.inf, 0)  # time and view of the last event: never goes back
+        self._at, self._view = -math.inf, 0  # of the last event; the time never goes back
 
-    def wants(self, full: list[int], size: int) -> bool:
-        return size != self._offset or any(number > self._had for number in full)
+    def look(self, full: list[int], size: int, since: float) -> bool:
+        """What is there now; False if nothing of it is new."""
+        if size == self._offset and not any(number > self._had for number in full):
+            return bool(self.waiting)
+        self._full = [number for number in full if number > self._had]
+        self._next = max([self._had, *full]) + 1
+        self._since = since
+        self._piece_bytes = PIECE_BYTES
+        self.is_read = False
+        return True
 
-    def read(self, full: list[int], since: float) -> Iterator[tuple[tuple[float, int], Event]]:
-        for line in self._lines(full, since):
-            event = parse(line)
-            if event is None:
-                continue
+    def fill(self, lists: Lists, numbers: Iterator[int]) -> int:
+        """Read the next piece. How many bytes. Who has much to tell is asked for more at once."""
+        began = self._offset
+        piece = self._next_piece()
+        while not piece and self._full:
+            self._had, self._offset, self._head, self._skipping = self._full.pop(0), 0, b"", False
+            began = 0
+            piece = self._next_piece()
+        if not piece:
+            self.is_read = True
+            return 0
+        self._piece_bytes = min(2 * self._piece_bytes, PIECE_BYTES_MAX)
+        self.waiting = list(self._keyed(parse(piece, lists), numbers))
+        return self._offset - began
+
+    def _keyed(self, events: list[Event], numbers: Iterator[int]) -> Iterator[_Keyed]:
+        for event in events:
             view = event.get("view")
-            # A clock that was set back would put this writer's events before their causes.
-            self._at = max(self._at[0], event["t"]), view if type(view) is int else self._at[1]
-            yield self._at, event
+            later = event["t"] > self._at
+            if later:  # a clock that was set back would put its events before their causes
+                self._at = event["t"]
+            if type(view) is int and (later or view > self._view):
+                self._view = view
+            yield self._at, self._view, next(numbers), event
 
-    def _lines(self, full: list[int], since: float) -> Iterator[bytes]:
-        for number in full:
-            if number > self._had:
-                path = Path(f"{self._path}.{number}")
-                if self._offset or not _is_older(path, since):
-                    yield from self._lines_of(path)
-                self._had, self._offset, self._head, self._skipping = number, 0, b"", False
-        # Whoever opens it may find a newer one: then a full file has come since we looked, and both wait.
-        yield from self._lines_of(self._path, unless=Path(f"{self._path}.{max([self._had, *full]) + 1}"))
+    def _next_piece(self) -> bytes:
+        """Whole lines from where we are on; b"" if there are none in this file."""
+        if not self._full:
+            # Whoever opens it may find a newer one: then a full file has come since we looked, and both wait.
+            return self._read(self._path, unless=Path(f"{self._path}.{self._next}"))
+        path = Path(f"{self._path}.{self._full[0]}")
+        return self._read(path) if self._offset or not _is_older(path, self._since) else b""
 
-    def _lines_of(self, path: Path, unless: Path | None = None) -> Iterator[bytes]:
-        """From where we are to the end of the last whole line."""
-        while True:
-            try:
-                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                return
-            try:
-                if unless is not None and unless.exists():
-                    return
-                if os.pread(file, len(self._head), 0) != self._head:
-                    self._offset, self._head, self._skipping = 0, b"", False  # ours was deleted meanwhile
-                piece = self._piece(file)
-            finally:
-                os.close(file)
-            if not piece:
-                return
-            yield from piece.splitlines()
+    def _read(self, path: Path, unless: Path | None = None) -> bytes:
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return b""
+        try:
+            if unless is not None and unless.exists():
+                return b""
+            if os.pread(file, len(self._head), 0) != self._head:
+                self._offset, self._head, self._skipping = 0, b"", False  # ours was deleted meanwhile
+            return self._lines(file)
+        finally:
+            os.close(file)
 
-    def _piece(self, file: int) -> bytes:
-        """Some whole lines, and past them; b"" if there are none."""
-        size = PIECE_BYTES
+    def _lines(self, file: int) -> bytes:
+        size = self._piece_bytes
         while True:
             data = os.pread(file, size, self._offset)
             end = data.rfind(b"\n") + 1
             if end or len(data) < size:
                 break
-            if size >= LINE_BYTES_MAX:  # nobody writes such lines
+            if size >= LINE_BYTES_MAX:
                 self._offset, self._skipping = self._offset + len(data), True
             else:
                 size *= 4
@@ -142,15 +184,22 @@ class _Writer:
         return piece
 
 
-def parse(line: bytes) -> Event | None:
-    """An event, or None for a line that a full disk or a kill has torn."""
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(event, dict) or not {"t", "who", "kind"} <= event.keys():
-        return None
-    return event if type(event["t"]) in (int, float) and math.isfinite(event["t"]) else None
+def _complete(writers: list[_Writer]) -> list[_Keyed]:
+    """What is read as far as it is complete: who has more to read has nothing before the last that was read of it."""
+    limit = (math.inf, 0)
+    for writer in writers:
+        if not writer.is_read:
+            if not writer.waiting:
+                return []
+            limit = min(limit, writer.waiting[-1][:2])
+    batch: list[_Keyed] = []
+    for writer in writers:
+        waiting = writer.waiting
+        number = len(waiting) if waiting[-1][:2] <= limit else bisect_right(waiting, limit, key=lambda one: one[:2])
+        batch += waiting[:number]
+        writer.waiting = waiting[number:]
+    batch.sort()
+    return batch
 
 
 def _size(entry: os.DirEntry[str]) -> int:

@@ -125,3 +125,14 @@ class Marks:
             }
             for mark in self.all
         ]
+
+
+def number_of(value: object, default: float = 0.0) -> float:
+    """A finite number out of a field, whatever is in it."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            as_float = float(value)
+        except OverflowError:
+            return default
+        return as_float if math.isfinite(as_float) else default
+    return default

@@ -14,7 +14,8 @@ from holdfast.events import lanes as l
 from holdfast.events.accounting import Accounting
 from holdfast.events.fold import Event, Fold
 from holdfast.events.lanes import Lane
-from holdfast.events.sentences import describe, number_of
+from holdfast.events.series import number_of
+from holdfast.events.telling import describe
 
 PROGRESS_HEARD = 8
 

@@ -1,5 +1,7 @@
 """Events as sentences. Pure: every kind of the vocabulary has one, which says it to a person in one line.
 
+The terminal, `holdfast events` and the pages all have them from here.
+
 Who hears several workers tell of the same thing, as the agent does, decides for itself what it has heard before
 (launch/terminal.py).
 """
@@ -7,11 +9,14 @@ Who hears several workers tell of the same thing, as the agent does, decides for
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any, Final, TypeAlias
 
 Event: TypeAlias = Mapping[str, Any]
+TEXT_MAX = 2000
+STACKS_MAX = 16 * 1024
+LISTED_MAX = 12
 
 
 def sentence(event: Event) -> str:
@@ -21,13 +26,47 @@ def sentence(event: Event) -> str:
         text = _SENTENCES[kind](event)
     except (KeyError, TypeError, ValueError, AttributeError):
         known = ("t", "who", "kind")
-        text = f"{kind}: " + ", ".join(f"{name} {value}" for name, value in event.items() if name not in known)
+        fields = ", ".join(f"{name} {value}" for name, value in event.items() if name not in known)
+        text = kind.replace("_", " ") + (f": {fields}" if fields else "")
+    return _one_line(text)
+
+
+def _one_line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def describe(event: Event) -> dict[str, Any]:
+    """The event for a list: time, kind, about whom, what, why, the step, and anything that is long by itself."""
+    who, why = subject(event), _one_line(str(event.get("reason") or event.get("decided") or ""))
+    text = sentence(event).removeprefix(f"{who} ")
+    if why:
+        text = text.removesuffix(f": {why}").removesuffix(f" ({why})")
+    described: dict[str, Any] = {
+        "t": round(float(event["t"]), 3),
+        "kind": str(event["kind"]),
+        "who": who[:TEXT_MAX],
+        "text": text[:TEXT_MAX],
+    }
+    if why and why not in text:
+        described["reason"] = why[:TEXT_MAX]
+    step = event.get("step")
+    if type(step) is int:
+        described["step"] = step
+    if isinstance(event.get("stacks"), str) and event["stacks"]:
+        described["detail"] = event["stacks"][:STACKS_MAX]
+    return described
 
 
 def subject(event: Event) -> str:
     """Whom it is about: the worker that is named, or the one that wrote it."""
     return str(event.get("worker") or event.get("who"))
+
+
+def names(values: Iterable[object]) -> str:
+    """All of them, or how many there are where they are many."""
+    words = [str(value) for value in values]
+    more = len(words) - LISTED_MAX
+    return ", ".join(words[:LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def count(number: int, noun: str) -> str:
@@ -109,7 +148,7 @@ def _registered(event: Event) -> str:
 
 def _view(event: Event) -> str:
     reason = event.get("reason")
-    return f"view {event.get('view')}: {', '.join(map(str, event['members']))}" + (f" ({reason})" if reason else "")
+    return f"view {event.get('view')}: {names(event['members'])}" + (f" ({reason})" if reason else "")
 
 
 def _lost(event: Event) -> str:
@@ -141,7 +180,7 @@ def _spent(event: Event) -> str:
 
 
 def _rebalanced(event: Event) -> str:
-    shards = ", ".join(f"{worker} {number}" for worker, number in event["shards"].items())
+    shards = names(f"{worker} {number}" for worker, number in event["shards"].items())
     return f"shards were moved at step {event.get('step')}: {shards}"
 
 
@@ -183,7 +222,7 @@ def _skipped(event: Event) -> str:
 
 
 def _corruption(event: Event) -> str:
-    liars = ", ".join(map(str, event.get("liars") or ()))
+    liars = names(event.get("liars") or ())
     found = f"{liars} is wrong" if liars else "workers disagree"
     return f"corruption at step {event.get('step')}, {event.get('where')}: {found} ({event.get('decided')})"
 

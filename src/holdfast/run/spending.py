@@ -78,7 +78,9 @@ class Spending(Pulse):
         if phase is not self._phase or broken is not self._broken:
             self._phase, self._broken = phase, broken
             self._categories = _categories(phase, broken)
-        self._move(time.monotonic())
+            self._move(time.monotonic())
+        elif time.monotonic() >= self._tell_at:
+            self.tell()
 
     def go_on(self, *, broken: bool) -> None:
         """The script has the word; what our own lines take until they hand it over is part of the step."""
