@@ -12,12 +12,11 @@ from __future__ import annotations
 import hmac
 import json
 import re
-import socketserver
 import sys
 import threading
 import time
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -28,6 +27,7 @@ from holdfast.events.metrics import CONTENT_TYPE
 from holdfast.launch.asking import ask_to_save, ask_to_stop, drain
 from holdfast.launch.directory import RunDirectory
 from holdfast.launch.metrics import RunMetrics
+from holdfast.launch.small_server import IDLE_S, LOCAL_NAME, SmallServer
 
 HOST = "127.0.0.1"
 CONNECTIONS_MAX = 64
@@ -35,8 +35,6 @@ STREAMS_MAX = 16
 BODY_BYTES_MAX = 4096
 PERIOD_S = 0.4  # between two messages of a stream, at least
 QUIET_S = 10.0  # then a comment tells that the stream lives
-IDLE_S = 30.0
-CLOSE_S = 0.1  # until it is noticed that the server shall end
 TOKEN_HEADER = "X-Holdfast-Token"
 PAGE = Path(__file__).parent / "page"
 TYPES: Final = {
@@ -56,27 +54,21 @@ HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_LOCAL = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 _METHODS = ("GET", "HEAD", "POST")
 
 
-class Dashboard(ThreadingHTTPServer):
+class Dashboard(SmallServer):
     """Serves one run's page until it is closed. `token`: what actions need; empty: there are none."""
-
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 32
 
     def __init__(self, directory: RunDirectory, port: int, *, token: str = "") -> None:
         self.token = token
         self.directory = directory
         self.metrics = RunMetrics(directory)
-        self.connections = threading.Semaphore(CONNECTIONS_MAX)
         self.streams = threading.Semaphore(STREAMS_MAX)
         self.files = {f"/static/{path.name}": path.read_bytes() for path in PAGE.iterdir() if path.suffix in TYPES}
         self.files["/"] = self.files["/static/index.html"]
         try:
-            super().__init__((HOST, port), Handler)
+            super().__init__(HOST, port, Handler, connections=CONNECTIONS_MAX, name="holdfast-dashboard")
         except OSError as error:
             raise ConfigError(
                 f"the dashboard cannot listen on port {port}: {error.strerror or error}",
@@ -85,44 +77,22 @@ class Dashboard(ThreadingHTTPServer):
         except OverflowError as error:
             raise ConfigError(f"{port} is not a port", hint="ports are from 1 to 65535; 0 is any free one") from error
         self.keeper = StoryKeeper(directory)
-        self._thread = threading.Thread(
-            target=self.serve_forever, args=(CLOSE_S,), name="holdfast-dashboard", daemon=True
-        )
-        self._thread.start()
+        self.begin()
 
     @property
     def url(self) -> str:
-        address = f"http://{HOST}:{self.server_address[1]}/"
+        address = f"http://{HOST}:{self.server_port}/"
         return f"{address}#token={self.token}" if self.token else address
 
-    def server_bind(self) -> None:
-        """Without asking the network for this machine's name, as the library would."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = HOST, self.server_address[1]
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self.connections.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self.connections.release()
-
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is no error, and anything else must not fill the agent's terminal."""
+        """A browser that went away is no error; anything else is shown on the page."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             self.keeper.trouble = f"{type(error).__name__}: {error}"
 
     def close(self) -> None:
         self.keeper.close()
-        self.shutdown()
-        self.server_close()
-        self._thread.join(timeout=5.0)
+        super().close()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -239,7 +209,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _path(self) -> str | None:
         """The path of a request that may be answered; None if it was refused."""
-        if not _LOCAL.fullmatch(self.headers.get("Host") or ""):
+        if not LOCAL_NAME.fullmatch(self.headers.get("Host") or ""):
             self.close_connection = True
             self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "this page is for this machine alone: open it as 127.0.0.1")
             return None

@@ -7,13 +7,12 @@ lock of its own.
 from __future__ import annotations
 
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 
 from holdfast.core.errors import ConfigError
@@ -22,15 +21,14 @@ from holdfast.events import EventReader
 from holdfast.events.metrics import CONTENT_TYPE, Metrics
 from holdfast.launch.directory import RunDirectory
 from holdfast.launch.proc import find_workers
+from holdfast.launch.small_server import LOCAL_NAME, SmallServer
 from holdfast.launch.watchman import LATE_STOPPED_S, levels
 
 PORT = 9464  # where OpenTelemetry's exporter for Prometheus is
 PORT_MAX = 65535
 IDLE_S = 10.0
-CLOSE_S = 0.1
 CONNECTIONS_MAX = 32
 _ADDRESS = re.compile(r"(?:(?P<bare>\d+)|(?P<host>[A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\]):(?P<port>\d+))")
-_LOCAL = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 
 
 class RunMetrics:
@@ -91,19 +89,14 @@ def metrics_beside(directory: RunDirectory, address: tuple[str, int] | None) -> 
         server.close()
 
 
-class MetricsServer(ThreadingHTTPServer):
+class MetricsServer(SmallServer):
     """Answers GET /metrics until it is closed."""
-
-    daemon_threads = True
-    block_on_close = False
 
     def __init__(self, directory: RunDirectory, host: str, port: int) -> None:
         self.metrics = RunMetrics(directory)
         self._host = host
-        self._connections = threading.Semaphore(CONNECTIONS_MAX)
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            super().__init__((host, port), _Handler)
+            super().__init__(host, port, _Handler, connections=CONNECTIONS_MAX, name="holdfast-metrics")
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or error
             raise ConfigError(
@@ -111,42 +104,12 @@ class MetricsServer(ThreadingHTTPServer):
                 hint="choose another one: --metrics 127.0.0.1:0 takes any that is free",
             ) from error
         self.is_local = self.server_address[0] in ("127.0.0.1", "::1")
-        self._thread = threading.Thread(
-            target=self.serve_forever, args=(CLOSE_S,), name="holdfast-metrics", daemon=True
-        )
-        self._thread.start()
-
-    def server_bind(self) -> None:
-        """Without the name of the host, for which the usual server asks DNS."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.begin()
 
     @property
     def url(self) -> str:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self.server_port}/metrics"
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._connections.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._connections.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who went away meanwhile is no error, and nothing else shall fill the agent's terminal."""
-
-    def close(self) -> None:
-        self.shutdown()
-        self.server_close()
-        self._thread.join(timeout=5.0)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -156,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout: ClassVar[float] = IDLE_S
 
     def do_GET(self) -> None:
-        if self.server.is_local and not _LOCAL.fullmatch(self.headers.get("Host") or "127.0.0.1"):
+        if self.server.is_local and not LOCAL_NAME.fullmatch(self.headers.get("Host") or "127.0.0.1"):
             # Another site's name that was made to lead here.
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"this is for this machine alone\n")
         elif self.path.partition("?")[0] != "/metrics":
