@@ -21,7 +21,6 @@ import json
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,10 +28,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 from arguments import conclude
 from holdfast.launch.directory import RunDirectory
+from holdfast.testing.browser import browsing
 
 FIRST_PAINT_S = 1.0
 WARM_S = 2.0
@@ -42,17 +42,6 @@ SERVER_BYTES = 300e6
 FRAME_S = 0.05  # 19 of 20 are shorter
 LIVE_S = 8.0
 LIVE_PER_S = 200
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-precise-memory-info",
-]
 FRAMES = """async ms => {
   const lanes = document.getElementById('lanes'), times = [];
   let last = performance.now(), began = last, down = 9;
@@ -178,9 +167,7 @@ def heap_bytes(page: Page) -> float:
 def measure(home: Path, log: Log, screenshot: Path | None) -> dict[str, float]:
     command = [sys.executable, "-m", "holdfast", "dashboard", "--dir", str(home), "--port", "0", "large"]
     figures: dict[str, float] = {}
-    with sync_playwright() as playwright:
-        chromium = os.environ.get("HOLDFAST_CHROMIUM") or shutil.which("chromium")
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+    with browsing("--enable-precise-memory-info") as browser:
         page = browser.new_page(viewport={"width": 1360, "height": 900})
         page.goto("about:blank")
         began = time.time()
@@ -208,7 +195,6 @@ def measure(home: Path, log: Log, screenshot: Path | None) -> dict[str, float]:
         finally:
             server.terminate()
             server.wait(10)
-            browser.close()
     return figures
 
 

@@ -9,7 +9,6 @@ Needs playwright and Debian's chromium (PATH). Exit code 1 if a promise was brok
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DRILL = ["--kill-every", "8s", "--stop", "1", "--ledger-down", "4s", "--for", "40s", "--seed", "1"]
 SCRIPT = ["examples/digits.py", "--slow", "0.04", "--steps", "400"]
-FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 WIDTH = 1000
 SHOWN = 5  # sections: up to the recovery times
 
@@ -29,13 +27,11 @@ def drill(report: Path) -> int:
 
 
 def picture(report: Path, to: Path) -> None:
-    from playwright.sync_api import sync_playwright
+    from holdfast.testing.browser import MISSING, browsing, chromium
 
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        sys.exit("drill_screenshot: chromium is not installed (Debian: apt install chromium)")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS.split())
+    if chromium() is None:
+        sys.exit(f"drill_screenshot: {MISSING}")
+    with browsing() as browser:
         page = browser.new_page(viewport={"width": WIDTH, "height": 800}, color_scheme="light")
         page.goto(report.resolve().as_uri())
         plots = page.locator(".wide")
@@ -43,7 +39,6 @@ def picture(report: Path, to: Path) -> None:
         assert last is not None
         clip = {"x": 0, "y": 0, "width": WIDTH, "height": last["y"] + last["height"] + 16}
         page.screenshot(path=to, full_page=True, clip=clip)
-        browser.close()
 
 
 def main() -> int:

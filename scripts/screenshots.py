@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 from holdfast.dashboard.server import Dashboard
+from holdfast.testing.browser import MISSING, browsing, chromium
 from holdfast.testing.watched import Watched
 
 ROOT = Path(__file__).parent.parent
@@ -26,7 +26,6 @@ OPTIONS = ["--workers", "3", "--spares", "1", "--save-every", "60"]
 STEPS = 25 * 17
 KILLS = (0.3, 0.6)  # at these parts of the training
 SIZE = {"width": 1180, "height": 980}
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 
 
 def take(page: Page, run: Watched, target: Path) -> None:
@@ -48,14 +47,12 @@ def main() -> int:
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "images", metavar="DIR")
     args = parser.parse_args()
     args.to.mkdir(parents=True, exist_ok=True)
-    chromium = os.environ.get("HOLDFAST_CHROMIUM") or shutil.which("chromium")
-    if chromium is None:
-        print("screenshots: there is no chromium; scripts/install_browser.sh gets one")
+    if chromium() is None:
+        print(f"screenshots: {MISSING}")
         return 2
-    with tempfile.TemporaryDirectory(prefix="holdfast-screenshots-") as home, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory(prefix="holdfast-screenshots-") as home, browsing() as browser:
         run = Watched(Path(home), "digits", OPTIONS, SCRIPT)
         run.start()
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         dashboard = None
         try:
             run.wait(lambda: run.step > 0, "the first step")
@@ -65,7 +62,6 @@ def main() -> int:
             take(page, run, args.to / "dashboard.png")
         finally:
             run.end()
-            browser.close()
             if dashboard is not None:
                 dashboard.close()
     print(args.to / "dashboard.png")

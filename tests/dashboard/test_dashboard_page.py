@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboards import CHROMIUM, FLAGS, Writers, shown
+from dashboards import Writers, shown
 
 from holdfast.dashboard.server import Dashboard
+from holdfast.testing.browser import MISSING, browsing, chromium
 from holdfast.testing.watched import Watched
 
-sync_api = pytest.importorskip("playwright.sync_api")
+pytest.importorskip("playwright.sync_api")
 
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: scripts/install_browser.sh"),
+    pytest.mark.skipif(chromium() is None, reason=MISSING),
     pytest.mark.processes,
     pytest.mark.xdist_group("dashboard"),
 ]
@@ -87,10 +88,8 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with browsing() as made:
         yield made
-        made.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,8 @@ from holdfast.drills.plan import Plan
 from holdfast.drills.plots import lives, nice_ticks
 from holdfast.drills.report import Drill, html, write_report
 from holdfast.drills.schedule import Done, Planned
+from holdfast.testing.browser import MISSING, browsing, chromium
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 EVENTS: list[dict[str, Any]] = [
     *({"t": 90.0, "who": "agent", "kind": "worker_started", "worker": f"w{slot}.1", "pid": 1} for slot in range(4)),
     {"t": 95.0, "who": "w0.1", "kind": "view", "view": 1, "members": ["w0.1", "w1.1", "w2.1"]},
@@ -78,14 +68,11 @@ def test_ticks_are_round_and_few() -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is not installed")
-    with api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if chromium() is None:
+        pytest.skip(MISSING)
+    with browsing() as running:
         yield running
-        running.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (360, "dark")])
