@@ -85,6 +85,44 @@ def test_a_module_of_the_working_directory_and_an_installed_one(
     assert imports_of_module("nothing.there") == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "os.environ['HF_HOME'] = '/data'",
+        "os.environ.setdefault('HF_HOME', '/data')",
+        "environ['HF_HOME'] = '/data'",
+        "load_dotenv()",
+        "sys.path.insert(0, '..')",
+        "if True:\n    os.environ['A'] = 'b'",
+        "def prepare():\n    os.putenv('A', 'b')\nprepare()",
+        "try:\n    os.environ['A']\nexcept KeyError:\n    pass",
+        "import settings",
+    ],
+)
+def test_nothing_after_what_it_may_look_at_was_set(tmp_path: Path, line: str) -> None:
+    script = written(
+        tmp_path,
+        train=f"import os, sys\nimport numpy\n{line}\nimport torch\n",
+        settings="import os\nos.environ['A'] = 'b'\n",
+    )
+    assert modules(imports_of(script)) == ["os", "sys", "numpy"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch_home = 'environment'",
+        "def rank():\n    return os.environ['RANK']",
+        "rank = lambda: os.environ['RANK']",
+        "class A:\n    def rank(self):\n        return os.environ['RANK']",
+        "here = os.path.dirname(__file__)",
+    ],
+)
+def test_what_does_no_harm(tmp_path: Path, line: str) -> None:
+    script = written(tmp_path, train=f"import os\n{line}\nimport torch\n")
+    assert modules(imports_of(script)) == ["os", "torch"]
+
+
 def test_a_starter_that_runs_a_script(tmp_path: Path) -> None:
     script = str(written(tmp_path, train="import numpy\n"))
     assert modules(imports_of_command(["-m", "holdfast.drills.rig", script, "--steps", "3"])) == ["holdfast", "numpy"]

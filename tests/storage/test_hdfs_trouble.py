@@ -68,15 +68,16 @@ def until_available(call: Callable[[], T]) -> T:
             time.sleep(0.1)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
+def wait_until(condition: Callable[[], bool], wait_s: float = WAIT_S) -> None:
+    deadline = time.monotonic() + wait_s
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def no_thread_is_left() -> None:
-    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "holdfast-hdfs"])
+    """Of calls that were given up. The client may wait 60 s for a DataNode's word, and then ask about the next."""
+    wait_until(lambda: "holdfast-hdfs" not in {thread.name for thread in threading.enumerate()}, 2 * WAIT_S)
 
 
 def unavailable_within(seconds: float, call: Callable[[], object]) -> StorageUnavailable:

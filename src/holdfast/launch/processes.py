@@ -41,6 +41,15 @@ class _ThisProcess:
         return self._child.returncode
 
 
+def _inherited(pid: int) -> int | None:
+    """The exit code of a process whose parent died before it, where this one is next in line, as in a container."""
+    try:
+        done, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if done else None
+
+
 class WorkerProcess:
     """A worker that this agent started, or one that it found running, whose parent nobody can ask."""
 
@@ -105,6 +114,8 @@ class WorkerProcess:
         with self._lock:
             self._gone = True
             code = self._parent.bury(self.pid) if self._parent is not None else None
+            if code is None:
+                code = _inherited(self.pid)
         if code is None:
             return None, None
         return (code, None) if code >= 0 else (None, -code)
