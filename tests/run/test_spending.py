@@ -141,7 +141,7 @@ def test_what_holds_training_up_is_on_the_account_and_everything_is_passed_on() 
             if name.startswith("_"):
                 return super().__getattribute__(name)
             calls.append((name, spending._account.doing))
-            return lambda *args, **kwargs: None
+            return lambda *args, **kwargs: 0.001 if name == "wait_copied" else None
 
     spending = Spending()
     held = HeldUp(Inner(), spending)

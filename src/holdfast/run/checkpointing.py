@@ -57,7 +57,9 @@ class NoCheckpoints:
 
     def prepare(self, count: int) -> None: ...
 
-    def wait_copied(self) -> None: ...
+    def wait_copied(self) -> float:
+        """Before anything may change the state. Seconds that it took; exactly 0 if there was nothing to wait for."""
+        return 0.0
 
     def member_lost(self) -> None: ...
 
@@ -180,9 +182,8 @@ class Checkpoints(NoCheckpoints):
             kept = self._memory.share(len(set(workers)), workers.count(host_of(self._me)))
         self._saver.prepare(self._state_bytes, count, kept=kept)
 
-    def wait_copied(self) -> None:
-        """Before anything may change the state."""
-        self._saver.wait_copied()
+    def wait_copied(self) -> float:
+        return self._saver.wait_copied()
 
     def arrived(self, step: int) -> None:
         """With the others' state, who have seen to it that it was saved when it was due."""

@@ -150,10 +150,11 @@ class HeldUp(NoCheckpoints):
         self._inner.prepare(count)
         self._spending.took(s.CHECKPOINTING, began)
 
-    def wait_copied(self) -> None:
-        began = time.monotonic()
-        self._inner.wait_copied()
-        self._spending.took(s.CHECKPOINTING, began)
+    def wait_copied(self) -> float:
+        waited_s = self._inner.wait_copied()
+        if waited_s:  # in few steps
+            self._spending.took(s.CHECKPOINTING, time.monotonic() - waited_s)
+        return waited_s
 
     def member_lost(self) -> None:
         self._inner.member_lost()
