@@ -126,7 +126,7 @@ def test_a_wrong_parameter_is_found_and_the_run_goes_back(tmp_path: Path) -> Non
     found = [event for worker in outcomes for event in found_by(worker, tmp_path)]
     assert found  # by whoever did not hear of the rewind before it had heard all others
     for event in found:
-        assert (event["step"], event["liars"], event["what"], event["good"]) == (4, ["w2.1"], "state", 0)
+        assert (event["step"], event["liars"], event["what"], event["good"]) == (2, ["w2.1"], "state", 0)
         assert "parameters.0.weight" in event["where"]
 
 

@@ -46,10 +46,14 @@ class Rules:
         return Fraction(self.fraction).limit_denominator(_FINEST)
 
     def slice_due(self, step: int) -> int | None:
-        """The portion of the state whose digest is compared in this step."""
+        """The portion of the state whose digest is compared in this step.
+
+        Not in steps with round numbers: those are when checkpoints are saved, and both read the whole state.
+        """
         if not self.every:
             return None
-        place, slices = step % self.every, min(self.slices, self.every)
+        slices = min(self.slices, self.every)
+        place = (step - self.every // (2 * slices)) % self.every
         number = place * slices // self.every
         return number if place == 0 or (place - 1) * slices // self.every < number else None
 
