@@ -13,10 +13,11 @@ Cases of Holdfast. `free` (1 worker computes with one thread) and `waiting_2` (2
 accelerator) have steps longer than the copy and a core to spare; in `busy_2` two workers keep two cores busy; in
 `short` and `short_2` a step of 10 ms leaves no time to copy behind it. Peers run the loop of `free`.
 
-Held: the steps in which a save begins, beyond the steps of the same run that no save touches; by Holdfast's own account
-(held_s in its events) it is shown beside that; a step differs from the next by as much as a copy takes, which is why
-there are many. Added: the time of the steps from a save on until long after it is
-durable, minus the time of as many steps without one.
+Held: how long the loop stands still for a save: the time of a peer's call; for Holdfast the time to begin one and the
+wait before the state may change (held_s in its events). Longer: by how much the step in which a save begins takes longer
+than those of the same run that no save touches: what the copy takes from the memory's bandwidth is in it, and the
+noise of a step, which is as much as a copy takes. Added: the time of the steps from a save on until long after it is
+durable, minus the time of as many steps without one; all that a save costs is in that.
 """
 
 from __future__ import annotations
@@ -101,16 +102,18 @@ class Found:
 
     held_first_s: list[float] = field(default_factory=list)
     held_later_s: list[float] = field(default_factory=list)
-    held_own_s: list[float] = field(default_factory=list)  # by its own account: held_s, or the time of the call
+    longer_s: list[float] = field(default_factory=list)
     durable_s: list[float] = field(default_factory=list)
     added_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
 
-    def add(self, steps: Sequence[float], save: int, *, first: bool, own_s: float, durable_s: float, span: int) -> None:
+    def add(
+        self, steps: Sequence[float], save: int, *, first: bool, held_s: float, durable_s: float, span: int
+    ) -> None:
         quiet = steps[save + span : save + 2 * span]
         step_s = statistics.median(quiet)
-        (self.held_first_s if first else self.held_later_s).append(max(0.0, steps[save] - step_s))
-        self.held_own_s.append(own_s)
+        (self.held_first_s if first else self.held_later_s).append(held_s)
+        self.longer_s.append(steps[save] - step_s)
         self.durable_s.append(durable_s)
         self.added_s.append(sum(steps[save : save + span]) - sum(quiet))
         self.step_s.append(step_s)
@@ -207,8 +210,8 @@ class Benchmark:
                     self._say(f"{case.name}: step {save} was passed over")
                     continue
                 event = saved[save]
-                own_s, durable_s, first = event["held_s"], event["duration_s"], save == every
-                found.add(steps, save, first=first, own_s=own_s, durable_s=durable_s, span=case.span)
+                held_s, durable_s, first = event["held_s"], event["duration_s"], save == every
+                found.add(steps, save, first=first, held_s=held_s, durable_s=durable_s, span=case.span)
             if case is CASES[0] or not self.reads_s:
                 self._measure_loads(directory / "kept")
         self._report(f"round {number + 1} holdfast {case.name}", found)
@@ -241,9 +244,9 @@ class Benchmark:
             (left,) = self._end(command, Path(directory), 1, (self._args.saves + 2) * every, self._args.width)
         steps = longest_steps([left["ends"]])
         for save in left["saves"]:
-            own_s, durable_s = save["free"] - save["began"], save["durable"] - save["began"]
+            held_s, durable_s = save["free"] - save["began"], save["durable"] - save["began"]
             first = save["step"] == every
-            found.add(steps, save["step"], first=first, own_s=own_s, durable_s=durable_s, span=PEER_CASE.span)
+            found.add(steps, save["step"], first=first, held_s=held_s, durable_s=durable_s, span=PEER_CASE.span)
         self._report(TITLES[system], found)
 
     def _report(self, label: str, found: Found) -> None:
@@ -263,11 +266,9 @@ class Benchmark:
                 continue
             figures = self.cases[case.name].figures()
             result.figures |= {f"{figure}_{case.name}": value for figure, value in figures.items()}
-            # Where all cores compute, a step with a save also has less of them: that is in what it adds.
-            first, later = ("held_own_s", "held_own_s") if case.busy else ("held_first_s", "held_later_s")
             limit = HELD_COPIES_FREE_MAX if case.free else HELD_COPIES_MAX
-            result.bar(f"held_first_copies_{case.name}", figures[first] / copy_s, limit)
-            result.bar(f"held_copies_{case.name}", figures[later] / copy_s, limit)
+            result.bar(f"held_first_copies_{case.name}", figures["held_first_s"] / copy_s, limit)
+            result.bar(f"held_copies_{case.name}", figures["held_later_s"] / copy_s, limit)
             result.bar(f"durable_writes_{case.name}", figures["durable_s"] / write_s, DURABLE_WRITES_MAX)
             if case.free or case.busy:
                 result.bar(f"added_s_{case.name}", figures["added_s"], ADDED_FREE_S_MAX if case.free else ADDED_S_MAX)
@@ -338,7 +339,7 @@ def print_tables(benchmark: Benchmark, result: Result, size: int) -> None:
     for name in ("copy", "direct_write", "buffered_write", "direct_read"):
         low, high = figures[f"limit_{name}_min_s"], figures[f"limit_{name}_max_s"]
         print(f"  {name.replace('_', ' '):<15} {figures[f'limit_{name}_s']:.3f}  ({low:.3f} to {high:.3f})")
-    print(f"{'':<24} {'held: first':>11} {'later':>7} {'copies':>6} {'own':>7} {'durable':>7} {'writes':>6}", end="")
+    print(f"{'':<24} {'held: first':>11} {'later':>7} {'copies':>6} {'longer':>7} {'durable':>7} {'writes':>6}", end="")
     print(f" {'added':>7} {'step':>7}")
     rows = [(f"holdfast {name}", found) for name, found in benchmark.cases.items()]
     rows += [(TITLES[system], found) for system, found in benchmark.peers.items()]
@@ -346,10 +347,10 @@ def print_tables(benchmark: Benchmark, result: Result, size: int) -> None:
         mine = found.figures()
         print(
             f"{title:<24} {mine['held_first_s']:>11.3f} {mine['held_later_s']:>7.3f} "
-            f"{mine['held_later_s'] / copy_s:>6.2f} {mine['held_own_s']:>7.3f} {mine['durable_s']:>7.2f} "
+            f"{mine['held_later_s'] / copy_s:>6.2f} {mine['longer_s']:>+7.3f} {mine['durable_s']:>7.2f} "
             f"{mine['durable_s'] / write_s:>6.2f} {mine['added_s']:>+7.3f} {mine['step_s']:>7.3f}"
         )
-    print("held: seconds by which the step with a save is longer than others. own: by the system's own account.")
+    print("held: seconds that the loop stands still. longer: the step with a save, than others.")
     print(
         "copies, writes: in copies of the state in warm memory, and direct writes of it. added: to training, per save."
     )

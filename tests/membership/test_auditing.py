@@ -88,6 +88,9 @@ def test_the_whole_state_is_compared_once_in_an_interval(every: int, slices: int
 
 def test_without_an_interval_no_state_is_compared() -> None:
     assert all(Rules(every=0, slices=4).slice_due(step) is None for step in range(20))
+    for slices in range(1, 20):
+        rules = Rules(every=100, slices=slices)
+        assert rules.slice_due(700) is rules.slice_due(350) is None, "checkpoints are saved in such steps"
 
 
 # ---- who is believed
@@ -108,7 +111,8 @@ def judge(said: dict[str, Said], rules: Rules, *, me: str = "w0.1", step: int = 
     return Auditing(me, 8, rules).judge(step, tuple(said), said)
 
 
-STATE = Rules(every=100)
+STATE = Rules(every=60)
+DUE = 260  # a step in which it is compared
 SHARDS = Rules(fraction=1.0)
 
 
@@ -122,21 +126,21 @@ def shard_five(*digests: str | None) -> dict[str, Said]:
 
 
 def test_all_agree() -> None:
-    assert judge(states("a", "a", "a"), STATE) is None
+    assert judge(states("a", "a", "a"), STATE, step=DUE) is None
     assert judge(shard_five("a", None, "a"), SHARDS) is None
 
 
 @given(st.integers(3, 9), st.data())
 def test_one_wrong_state_among_three_or_more_is_named(count: int, data: st.DataObject) -> None:
     wrong = data.draw(st.integers(0, count - 1))
-    finding = judge(states(*("b" if slot == wrong else "a" for slot in range(count))), STATE)
+    finding = judge(states(*("b" if slot == wrong else "a" for slot in range(count))), STATE, step=DUE)
     assert finding is not None and finding.liars == (f"w{wrong}.1",)
-    assert finding.good == 150  # where this part of the state was compared before
+    assert finding.good == 200  # where this part of the state was compared before
 
 
 def test_two_states_that_differ_are_nobodys_majority() -> None:
     for digests in (("a", "b"), ("a", "b", "c"), ("a", "a", "b", "b")):
-        finding = judge(states(*digests), STATE)
+        finding = judge(states(*digests), STATE, step=DUE)
         assert finding is not None and not finding.liars and not finding.third
         assert "no majority" in finding.reason
 

@@ -117,9 +117,9 @@ def test_a_wrong_parameter_is_found_and_the_run_goes_back(tmp_path: Path) -> Non
     """Nobody starts workers again here, so all of them end."""
 
     def honest() -> Any:
-        return train("mlp", 0.0, 4)
+        return train("mlp", 0.0, 6)
 
-    bodies = {"w0.1": honest, "w1.1": honest, "w2.1": lambda: train("mlp", 0.0, 4, corrupt_state)}
+    bodies = {"w0.1": honest, "w1.1": honest, "w2.1": lambda: train("mlp", 0.0, 6, corrupt_state)}
     outcomes = forked({worker: noting(tmp_path, body) for worker, body in bodies.items()})
     assert [outcome.code for outcome in outcomes.values()] == [75, 75, 75]
     assert all("goes back to step 0" in outcomes[worker].value for worker in ("w0.1", "w1.1"))

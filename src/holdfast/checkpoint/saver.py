@@ -146,10 +146,11 @@ class Saver:
         metrics: Mapping[str, float],
         place: Place | None = None,
         mark: int = 0,
+        held_s: float = 0.0,
     ) -> bool:
         """Start to save. False: an earlier snapshot is still on its way, and this one is passed over.
 
-        `mark` is one that all workers of this save have, and no other save.
+        `mark` is one that all workers of this save have, and no other save. `held_s`: it has cost training so much yet.
         """
         with self._changed:
             if self.is_busy or self._closed:
@@ -157,7 +158,9 @@ class Saver:
             self._copied.clear()
             if self._memory is not None:
                 mark = 0  # a host's memory keeps a manifest at once, which has all names
-            self._given = Share(snapshot, rank, count, dict(metrics), self._clock(), mark=mark, place=place)
+            self._given = Share(
+                snapshot, rank, count, dict(metrics), self._clock(), mark=mark, held_s=held_s, place=place
+            )
             self.begun = snapshot.step
             self._changed.notify_all()
         return True

@@ -48,12 +48,12 @@ class Rules:
     def slice_due(self, step: int) -> int | None:
         """The portion of the state whose digest is compared in this step.
 
-        Not in steps with round numbers: those are when checkpoints are saved, and both read the whole state.
+        Not in those with round numbers, if it can be helped: checkpoints are saved then, and both read the state.
         """
         if not self.every:
             return None
         slices = min(self.slices, self.every)
-        place = (step - self.every // (2 * slices)) % self.every
+        place = (step - self.every // (3 * slices)) % self.every
         number = place * slices // self.every
         return number if place == 0 or (place - 1) * slices // self.every < number else None
 

@@ -156,7 +156,10 @@ class Checkpoints(NoCheckpoints):
         self._schedule.begun(step, started)
         self._asked = self._request()
         rank, count, place = members.index(self._me), len(members), self._place(members)
-        if not self._saver.begin(snapshot, rank=rank, count=count, metrics=metrics, place=place, mark=mark):
+        held_s = self._clock() - started
+        if not self._saver.begin(
+            snapshot, rank=rank, count=count, metrics=metrics, place=place, mark=mark, held_s=held_s
+        ):
             self._events.write("warning", text=f"step {step} is not saved: an earlier checkpoint is still on its way")
 
     def _place(self, members: tuple[str, ...]) -> Place | None:

@@ -47,10 +47,10 @@ class Spending(Pulse):
         super().__init__()
         self._events = events or EventLog(None, "")
         self._account = s.Account(self.since)
-        self._tell_at = self.since + TELL_S_MIN
+        self.tell_at = self.since + TELL_S_MIN
         self._held: list[str] = []  # what our own lines are in, innermost last
-        self._phase, self._broken = Phase.WAITING, False
-        self._categories = _categories(self._phase, self._broken)
+        self.phase, self.broken = Phase.WAITING, False  # of the machine, as of the last look
+        self._categories = _categories(self.phase, self.broken)
         self.reduced_bytes = 0
 
     def enter(self, activity: Activity, step: int) -> None:
@@ -70,27 +70,28 @@ class Spending(Pulse):
 
     def took(self, category: str, began: float) -> None:
         """The same, afterwards: for what every step does. `began` is of the monotonic clock."""
-        lost = self._broken and category == s.REDUCING
+        lost = self.broken and category == s.REDUCING
         self._account.took(s.RECOVERING if lost else category, began, time.monotonic())
 
     def look(self, phase: Phase, *, broken: bool) -> None:
-        """Where the machine is while it waits. `broken`: a member is lost, and no step has been committed since."""
-        if phase is not self._phase or broken is not self._broken:
-            self._phase, self._broken = phase, broken
+        """Where the machine is while it waits. `broken`: a member is lost, and no step has been committed since.
+
+        Needed where one of them is not what it was, or `tell_at` has come.
+        """
+        if phase is not self.phase or broken is not self.broken:
+            self.phase, self.broken = phase, broken
             self._categories = _categories(phase, broken)
-            self._move(time.monotonic())
-        elif time.monotonic() >= self._tell_at:
-            self.tell()
+        self._move(time.monotonic())
 
     def go_on(self, *, broken: bool) -> None:
         """The script has the word; what our own lines take until they hand it over is part of the step."""
-        if self._phase is not Phase.GATHERING or broken is not self._broken:
-            self._phase, self._broken = Phase.GATHERING, broken
+        if self.phase is not Phase.GATHERING or broken is not self.broken:
+            self.phase, self.broken = Phase.GATHERING, broken
             self._categories = _categories(Phase.GATHERING, broken)
 
     def tell(self) -> None:
         now = time.monotonic()
-        self._tell_at = now + min(TELL_S_MAX, max(TELL_S_MIN, self._account.age(now) * TELL_SHARE))
+        self.tell_at = now + min(TELL_S_MAX, max(TELL_S_MIN, self._account.age(now) * TELL_SHARE))
         seconds = {category: round(spent, 4) for category, spent in self._account.spent(now).items()}
         self._events.write(
             "spent",
@@ -105,7 +106,7 @@ class Spending(Pulse):
         category = self._held[-1] if self._held else self._categories[self.activity]
         if category is not self._account.doing:
             self._account.switch(category, now)
-        if now >= self._tell_at:
+        if now >= self.tell_at:
             self.tell()
 
 

@@ -205,8 +205,10 @@ class Worker(Punctual):
                 self._perform(effect)
 
     def _wait(self) -> None:
-        self.spending.look(self.machine.phase, broken=self._broken_at is not None)
-        if self._checkpoints.is_search_due(self._clock()):
+        spending, phase, broken, now = self.spending, self.machine.phase, self._broken_at is not None, self._clock()
+        if phase is not spending.phase or broken is not spending.broken or now >= spending.tell_at:
+            spending.look(phase, broken=broken)
+        if self._checkpoints.is_search_due(now):
             self._search()
             return
         group = self._group
