@@ -16,8 +16,8 @@ accelerator) have steps longer than the copy and a core to spare; in `busy_2` tw
 Held: how long the loop stands still for a save: the time of a peer's call; for Holdfast the time to begin one and the
 wait before the state may change (held_s in its events). Longer: by how much the step in which a save begins takes
 longer than those of the same run that no save touches: what the copy takes from the memory's bandwidth is in it, and
-the noise of a step, which is as much as a copy takes. Added: the time of the steps from a save on until long after it is
-durable, minus the time of as many steps without one; all that a save costs is in that.
+the noise of a step, which is as much as a copy takes. Added: the time of the steps from a save on until long after it
+is durable, minus the time of as many steps without one; all that a save costs is in that.
 """
 
 from __future__ import annotations
