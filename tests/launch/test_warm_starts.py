@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from agent_harness import FAKE_WORKER, Run, a_run, wait_for
 
+from holdfast.launch import warm_starts
 from holdfast.launch.proc import process_state
 from holdfast.launch.warm_process import NAME_MAX
 from holdfast.launch.warm_starts import ANSWER_S, WarmedUp, WarmStarts
@@ -190,6 +191,19 @@ def test_a_process_that_does_not_answer_is_given_up_and_asked_no_more(tmp_path: 
     assert ANSWER_S * 0.9 < time.monotonic() - began < ANSWER_S + 5.0
     assert not starts.ready
     assert not starts.prepare(dict(os.environ)), "not again at once"
+    starts.close()
+
+
+def test_imports_that_take_too_long_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_starts, "READY_S", 0.3)
+    news: list[WarmedUp] = []
+    done = threading.Event()
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    starts = WarmStarts(command, tmp_path / "log", lambda message: (news.append(message), done.set())[0])
+    assert starts.prepare(dict(os.environ))
+    assert done.wait(10.0)
+    assert news == [WarmedUp(0.0, "the imports are not done after 0.3 s")]
+    assert not starts.ready and not starts.prepare(dict(os.environ))
     starts.close()
 
 

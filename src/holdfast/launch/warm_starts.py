@@ -112,6 +112,8 @@ class _WarmProcess:
     def wait_until_ready(self) -> dict[str, Any]:
         with self._lock:
             answer = self._read(READY_S)
+            if not answer and self._child.poll() is None:
+                answer = {"unfit": f"the imports are not done after {READY_S:g} s"}
             self.ready = "ready" in answer
             if not self.ready:
                 self._end()
