@@ -56,6 +56,8 @@ RUN = "bench"
 PARTS = ("stop", "deadlock", "quiet", "cost", "ring")
 WORKERS, SHARDS, SHARD_TIME_S = 4, 8, 0.1  # two shards each: a step of 0.2 s
 EVALUATION_S = 30.0
+ACCUSING = ("hung", "evicted", "worker_exited")
+LATE_S = 2.0  # from the moment that one is left behind until all have gone on
 STEP_TIMEOUT_S = 180.0
 COST_S = 20.0
 # The bars.
@@ -178,6 +180,11 @@ def faults(name: str, cause: Any, times: int, args: argparse.Namespace, result: 
     return [event["stacks"] for event in told]
 
 
+def is_unexplained(event: dict[str, Any], late: list[dict[str, Any]]) -> bool:
+    """A view that was given up, though nobody was late: the others go on without such a one, and it comes back."""
+    return event["kind"] == "lost" and not any(abs(event["t"] - one["t"]) < LATE_S for one in late)
+
+
 def measure_quiet(args: argparse.Namespace, result: Result) -> None:
     """Nothing is wrong, whatever it looks like."""
     with training(["--delays", "0.2"]) as run:
@@ -192,16 +199,15 @@ def measure_quiet(args: argparse.Namespace, result: Result) -> None:
             partial.write_text(f"{at} {EVALUATION_S}")
             partial.replace(run.home / "evaluate")
             wait_until(run, max(end, time.time() + EVALUATION_S + 20.0))
-            accused = [
-                event
-                for event in events(run, "hung", "evicted", "lost", "worker_exited")
-                if event["t"] >= began  # before that, nobody but the run's start
-            ]
+            told = [event for event in events(run, *ACCUSING, "lost", "late") if event["t"] >= began]  # not the start
+            late = [event for event in told if event["kind"] == "late"]
+            accused = [event for event in told if event["kind"] in ACCUSING or is_unexplained(event, late)]
             for event in accused:
                 print({key: value for key, value in event.items() if key != "stacks"}, file=sys.stderr)
             steps = max(commits[-1].step for commits in run.commits.workers.values())
             result.figures |= {
                 "quiet_accused": len(accused),
+                "quiet_late": len({(event["worker"], event["step"]) for event in late}),
                 "quiet_minutes": (time.time() - began) / 60.0,
                 "quiet_steps": steps,
                 "quiet_evaluated": float(steps > at),

@@ -49,7 +49,6 @@ from holdfast.launch.addresses import address_towards, check_listen
 from holdfast.launch.among_hosts import AmongHosts, give_up
 from holdfast.launch.crew import Adoption, Crew
 from holdfast.launch.directory import RunDirectory
-from holdfast.launch.environment import WARM
 from holdfast.launch.history import History
 from holdfast.launch.ledger_watch import LedgerAway, LedgerBack, LedgerChange, LedgerState, LedgerWatch
 from holdfast.launch.ledgers import AgentLedgers
@@ -69,6 +68,7 @@ from holdfast.trust.keys import Keys, load_keys
 
 LOOK_PERIOD_S = 0.2
 CLOSE_GRACE_S = 5.0
+LEASE_LOST = "its lease ran out, and the process lives"
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ class Agent:
         self._policy = Policy(settings.workers, settings.spares, *limits)
         self._registered: set[str] = set()
         self._buried: set[str] = set()
+        self._hung: set[str] = set()  # of whom the log tells
         self._interrupts = 0
         self._done_noted = False
         self._next_look = 0.0
@@ -171,8 +172,7 @@ class Agent:
             if done is not None or self._reporter.record.finished:
                 return self._report_finished_unattended(done)
         self._begin(adopted)
-        worth_it = self._settings.start == WARM and self._crew.warm_up(self._inbox.put)
-        self._policy.held = worth_it and not adopted.living
+        self._policy.held = self._crew.warm_up(self._inbox.put) and not adopted.living
         end = None
         while end is None:
             message = self._next_message()
@@ -269,6 +269,7 @@ class Agent:
                 if message.trouble:
                     self._reporter.say(f"workers start one by one: {message.trouble}")
             case FoundHung(worker, fields):
+                self._hung.add(worker)
                 self._reporter.tell("hung", worker=worker, **fields)
                 self._act(self._policy.hung(worker) if message.kill else [], now)
             case RingNews(kind, fields, workers):
@@ -420,6 +421,8 @@ class Agent:
                     self._crew.ask_to_leave(worker)
                 case Kill(worker, reason):
                     self._reporter.say(f"ending {worker}: {reason}")
+                    if reason == "hung" and worker not in self._hung:  # the ledger missed it before the watchman did
+                        self._reporter.tell("hung", worker=worker, reason=LEASE_LOST, killed=True, stacks="")
                     self._crew.kill(worker)
                 case AnnounceStop(reason):
                     self._announce_stop(reason)

@@ -28,7 +28,7 @@ from holdfast.core.words import (
     worker_id,
 )
 from holdfast.launch.directory import RunDirectory
-from holdfast.launch.environment import WorkerEnvironment
+from holdfast.launch.environment import WARM, WorkerEnvironment
 from holdfast.launch.proc import find_workers
 from holdfast.launch.processes import DeathWatch, WorkerProcess, fence
 from holdfast.launch.settings import RunSettings
@@ -101,7 +101,9 @@ class Crew:
         return worker
 
     def warm_up(self, post: Callable[[WarmedUp], None]) -> bool:
-        """Begin to import what the workers need, once for all of them. True if they are worth waiting for."""
+        """Begin to import what the workers need, once for all of them. True if that is worth waiting for."""
+        if self._settings.start != WARM:
+            return False
         self._warm = WarmStarts(self._settings.worker_command(), self._directory.logs / WARM_LOG, post)
         return self._warm.prepare(self._variables(""))
 
