@@ -84,6 +84,7 @@ def test_a_stopped_worker_is_found_hung_killed_and_replaced(run: Run) -> None:
     wait_for(lambda: run.stepping("w0.1", "w1.1"), "two workers")
     os.kill(run.living()["w0.1"], signal.SIGSTOP)
     assert run.exit_of("w0.1")["reason"] == "hung"
+    assert [(event["worker"], event["killed"]) for event in run.events("hung")] == [("w0.1", True)]
     wait_for(lambda: run.stepping("w0.2"), "the replacement")
     assert finish(run, agent) == 0
 

@@ -68,16 +68,21 @@ def until_available(call: Callable[[], T]) -> T:
             time.sleep(0.1)
 
 
-def wait_until(condition: Callable[[], bool], wait_s: float = WAIT_S) -> None:
-    deadline = time.monotonic() + wait_s
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def no_thread_is_left() -> None:
-    """Of calls that were given up. The client may wait 60 s for a DataNode's word, and then ask about the next."""
-    wait_until(lambda: "holdfast-hdfs" not in {thread.name for thread in threading.enumerate()}, 2 * WAIT_S)
+    """But for those that were given up, which are counted: the client may hang for ever when a DataNode dies."""
+
+    def left() -> int:
+        threads = [thread for thread in threading.enumerate() if thread.name == "holdfast-hdfs"]
+        return len(threads) - sum(storage._stuck for storage in list(hdfs._storages))
+
+    wait_until(lambda: left() <= 0)
 
 
 def unavailable_within(seconds: float, call: Callable[[], object]) -> StorageUnavailable:
@@ -163,7 +168,7 @@ def test_a_silent_namenode_is_given_up(
     finally:
         cluster.thaw_namenode()
     assert until_available(lambda: quick.read("kept", 10)) == b"kept"
-    no_thread_is_left()
+    wait_until(lambda: not quick._stuck)
     assert memory[:4] == bytes(4), "written by a thread that was left alone"
     memory.close()  # raises while anybody holds a view of it
     assert files(Client(cluster.uri), root(storage)) == ["kept"], "a write that was given up went on"
