@@ -4,7 +4,7 @@ how it goes.
 Threads, and what each alone may touch:
 - main: the policy, the record of the run, the tails, the table of processes. It takes messages from one inbox.
 - holdfast-deaths (processes.DeathWatch): waits for deaths and fences the dead in the ledger.
-- holdfast-ledger-watch: reads the ledger's changes.
+- holdfast-ledger-watch: reads the ledger's changes. holdfast-warm (warm_starts.py): waits for the imports.
 - holdfast-watchman (watchman.Watchman): reads the workers' heartbeats and says who hangs.
 - holdfast-presence (presence.HostPresence): keeps this host's name in a run on several.
 - holdfast-ring (ring_watch.RingWatch): beats to the agents of other hosts, hears them, and says who is silent.
