@@ -139,6 +139,35 @@ def test_two_that_hang_one_moment_after_the_other_are_both_spared() -> None:
     assert host.ended == ["w0.1"]
 
 
+def test_who_has_stood_still_for_a_while_vouches_for_nobody() -> None:
+    """When the first has hung for long enough nobody suspects the second yet, which may hang as well."""
+    host = Host(("w0.1", "w1.1"))
+    host.still = {"w0.1"}
+    host.pass_by(3.0)
+    host.still = {"w0.1", "w1.1"}
+    host.pass_by(2.2)
+    assert host.level("w0.1") == Level.HUNG and host.level("w1.1") == Level.OK and host.verdicts == []
+    host.pass_by(1.0)
+    assert host.ended == [] and "seen to be well" in host.verdicts[0].spared
+    host.put("w1.1", Activity.WAITING)
+    host.pass_by(0.2)
+    assert host.ended == ["w0.1"]
+
+
+def test_who_wakes_and_hangs_on_vouches_for_nobody() -> None:
+    """What it did while it was stopped nobody knows, so its patience begins anew; but it is not seen to get on."""
+    host = Host(("w0.1", "w1.1"))
+    host.still = {"w0.1", "w1.1"}
+    host.stopped = {"w0.1"}
+    host.pass_by(8.0)
+    host.stopped = set()
+    host.pass_by(1.0)
+    assert host.level("w0.1") == Level.OK and host.level("w1.1") == Level.HUNG and host.ended == []
+    host.still = {"w1.1"}
+    host.pass_by(0.2)
+    assert host.ended == ["w1.1"]
+
+
 def test_who_has_the_only_state_is_not_ended_while_the_other_fetches_it() -> None:
     host = Host(("w0.1", "w1.2"))
     host.beats["w1.2"] = replace(host.beats["w1.2"], activity=Activity.WAITING, entered=1)

@@ -7,7 +7,7 @@ import pytest
 from holdfast.testing.simulator import Schedule, World, simulate
 from holdfast.testing.simulator.faults import ANYWHERE, BETWEEN_HOSTS
 
-SCHEDULES = 9_000
+SCHEDULES = 12_000
 CHUNKS = 12
 
 # Seeds of runs that fail if a bug that was once found comes back. 30: a worker that slept through its eviction reads

@@ -18,6 +18,8 @@ from holdfast.detection.progress import FINE, SLOW_S, Level, Limits, Sight, Susp
 GAP_S_MAX = 0.5  # of its own: a longer one is an absence
 BUSY_SHARE = 0.05  # of a processor: less is what a worker's heart and its lease take
 MEASURE_S = 1.0  # over so long at least: the kernel counts in hundredths of a second
+MOVES_S = 1.0  # who was seen to get on within it does
+_WITNESSES = (Activity.WAITING, Activity.ENDED)  # it has come to the end of what it had to do
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,12 @@ class _Worker:
     state: str = "S"
     suspicion: Suspicion = FINE
     reported: tuple[int, str] | None = None  # the activity in which it was called hung, and why it was spared
+
+    @property
+    def is_well(self) -> bool:
+        """It waits for the others, or gets on. Who stands still may hang as well, and be called so a moment later."""
+        beats = self.silent_s < MOVES_S or self.computes
+        return beats and (self.beat.activity in _WITNESSES or self.beat.at - self.beat.moved_at < MOVES_S)
 
 
 @dataclass(frozen=True)
@@ -139,12 +147,12 @@ class Ward:
         """ "": end it. A sentence: why not. None: not yet."""
         if len(members) <= 1:
             return "it is the only member, and has the only state"
-        # Who is only suspect may hang as well, and be called so a moment later: two that wait for one storage do.
-        well = [name for name in here if self._workers[name].suspicion.level < Level.SUSPECT]
-        if any(self._workers[name].beat.has_state for name in well):
+        unsuspected = [self._workers[name] for name in here if self._workers[name].suspicion.level < Level.SUSPECT]
+        others = [other for other in unsuspected if other.beat.has_state]
+        if any(other.is_well for other in others):
             return ""
         if len(here) == len(members):
-            return "no other member is seen to be well and to have the state"
+            return None if others else "no other member is seen to be well and to have the state"
         # The rest is on other hosts. They may share what this one waits for, and look the same: be slow to lose all.
         hang_s = self.limits.hang_s
         return "" if hang_s is not None and max(known.silent_s, known.still_s) >= hang_s else None

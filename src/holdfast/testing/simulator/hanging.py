@@ -14,7 +14,7 @@ from holdfast.core.words import KEY_VIEW
 from holdfast.detection.beat import Activity, Beat
 from holdfast.detection.phi import History
 from holdfast.detection.progress import Limits
-from holdfast.detection.ward import GAP_S_MAX, Process, Ward
+from holdfast.detection.ward import GAP_S_MAX, MOVES_S, Process, Ward
 from holdfast.membership.phases import Phase
 from holdfast.testing.simulator.schedule import Violation
 
@@ -35,6 +35,7 @@ class Hanging:
         self._until: dict[str, float] = {}  # who hangs, or will when its script next has the word
         self._since: dict[str, float] = {}
         self._unexcused_s: dict[str, float] = {}
+        self._stopped: set[str] = set()  # who was, at the last look
         self._wards: dict[str, Ward] = {}
         self._beats: dict[str, Beat] = {}
         self._members: dict[str, frozenset[str]] = {}  # of the view, as each host's agent last saw it
@@ -126,15 +127,14 @@ class Hanging:
 
     # ---- the promises
 
-    def _others_well(self, worker: Worker) -> bool:
-        """Whether another member of its view lives, gets on and has the state."""
+    def _others_well(self, worker: Worker, *, hang_s: float = 0.0) -> bool:
+        """Whether another member of its view lives, has the state, and gets on or did `hang_s` ago."""
         entry = self._world.ledger.entries.get(KEY_VIEW)
         members = entry.value.members if entry is not None else ()
         others = [self._world.workers[id] for id in members if id != worker.id]
-        return any(
-            other.alive and not other.stopped and other.id not in self._since and other.state is not None
-            for other in others
-        )
+        now = self._world.now
+        awake = [other for other in others if other.alive and not other.stopped and other.state is not None]
+        return any(now - self._since.get(other.id, now) <= hang_s for other in awake)
 
     def _check_kill(self, worker: Worker) -> None:
         since = self._since.get(worker.id)
@@ -143,7 +143,8 @@ class Hanging:
         if since is None:
             raise Violation(f"{worker.id} is ended for hanging, and does not hang")
         assert LIMITS.hang_s is not None
-        if self._world.now - since < LIMITS.hang_s - 1.0 and not self._others_well(worker):
+        seen_s = MOVES_S + GAP_S_MAX  # before that nobody can tell that another one hangs as well
+        if self._world.now - since < LIMITS.hang_s - 1.0 and not self._others_well(worker, hang_s=seen_s):
             raise Violation(f"{worker.id} is ended for hanging, with the only state that is left")
 
     def _check_dealt_with(self, worker: Worker) -> None:
@@ -151,6 +152,8 @@ class Hanging:
         excused = not (worker.alive and worker.agent.has_agent and ledger.up) or worker.agent.cuts > 0
         entry = self._world.ledger.entries.get(KEY_VIEW)
         excused |= entry is None or worker.id not in entry.value.members
+        excused |= worker.id in self._stopped and not worker.stopped  # of what it did meanwhile nothing is known
+        (self._stopped.add if worker.stopped else self._stopped.discard)(worker.id)
         if excused or not self._others_well(worker):
             self._unexcused_s[worker.id] = 0.0
         else:
