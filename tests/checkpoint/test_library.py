@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.checkpoint import Keep, load, reading, save
+from holdfast.checkpoint import Keep, load, save
 from holdfast.checkpoint.reading import list_checkpoints
+from holdfast.checkpoint.storage import local
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.cli.main import main
 from holdfast.core.errors import ConfigError, IntegrityError
@@ -65,7 +66,7 @@ def test_a_state_is_read_to_where_its_tensors_are(
 ) -> None:
     if small:
         request.getfixturevalue("small_parts")
-    monkeypatch.setattr(reading, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(local, "BLOCK_BYTES", block_bytes)
     state = {
         "w": torch.randn(64, 129),
         "empty": [torch.empty(0), torch.empty(3, 0)],

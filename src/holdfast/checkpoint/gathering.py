@@ -51,6 +51,7 @@ class GatheredStorage:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.writers = READERS
+        self.block_bytes = 8 << 20
         self.sources: builtins.list[Source] = []
         self.failures: dict[str, str] = {}  # host -> why it was left out
         self._lock = threading.Lock()

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy
 import torch
 
 from holdfast.checkpoint.manifest import (
@@ -34,9 +35,9 @@ from holdfast.state.layout import TensorSpec
 from holdfast.state.snapshot import Snapshot
 
 Place: TypeAlias = Callable[[bytes, Sequence[TensorSpec]], Sequence[torch.Tensor]]  # (tree, specs): where tensors go
-READERS_MIN = 8  # reading, making pages and checking overlap: with 8 a gigabyte takes 1.1 to 1.3 times the plain read
+READERS_MIN = 4  # reading and checking overlap; with more they are in each other's way
+READERS_ANEW_MIN = 8  # and making pages, which takes longest
 READERS_MAX = 16
-BLOCK_BYTES = 8 * 2**20  # read at a time where a part goes to several places
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def read_tensors(
         raise IntegrityError(sentence)
     if place is None:
         arena = _Arena(manifest)
-        _for_each_part(storage, manifest, progress, arena.read)
+        _for_each_part(storage, manifest, progress, arena.read, readers_min=READERS_ANEW_MIN)
         return arena.tensors()
     targets = list(place(manifest.tree, manifest.specs))
     _read_placed(storage, manifest, dict(enumerate(targets)), progress)
@@ -112,12 +113,13 @@ def read_selected(
 def _read_placed(
     storage: Storage, manifest: Manifest, targets: Mapping[int, torch.Tensor], progress: Progress | None
 ) -> None:
-    flat = {number: flat_bytes(tensor, manifest.specs[number]) for number, tensor in targets.items()}
-    scratch = _Scratch(manifest)
+    flat = {number: flat_bytes(tensor, manifest.specs[number]).numpy() for number, tensor in targets.items()}
+    scratch = _Scratch(storage, manifest)
 
     def put(piece: Piece, start: int, data: torch.Tensor) -> None:
         if piece.tensor in flat:
-            flat[piece.tensor][start : start + len(data)].copy_(data)
+            # Not torch: each of these threads would have threads of its own to copy with.
+            numpy.copyto(flat[piece.tensor][start : start + len(data)], data.numpy())
 
     def read(storage: Storage, part: Part, stored: Stored) -> None:
         with scratch.image() as image:
@@ -170,7 +172,7 @@ def verify(storage: Storage, step: int, progress: Progress | None = None) -> lis
         return [error.message]
     absent = _absent(storage, manifest)
     found = list(absent.values())
-    scratch = _Scratch(manifest)
+    scratch = _Scratch(storage, manifest)
     lock = threading.Lock()
 
     def read(storage: Storage, part: Part, stored: Stored) -> None:
@@ -205,21 +207,20 @@ _ReadPart: TypeAlias = Callable[[Storage, Part, Stored], None]
 _Put: TypeAlias = Callable[[Piece, int, torch.Tensor], None]
 
 
-def _readers(storage: Storage, parts: int) -> int:
-    return max(1, min(max(storage.writers, READERS_MIN), READERS_MAX, parts))
-
-
 def _for_each_part(
     storage: Storage,
     manifest: Manifest,
     progress: Progress | None,
     read: _ReadPart,
     wanted: Collection[int] | None = None,
+    *,
+    readers_min: int = READERS_MIN,
 ) -> None:
     pairs = zip(manifest.layout, manifest.parts, strict=True)
     chosen = [(part, stored) for part, stored in pairs if wanted is None or part.number in wanted]
     done, total = 0, sum(stored.size for _, stored in chosen)
-    with ThreadPoolExecutor(_readers(storage, len(chosen)), thread_name_prefix="holdfast-read") as pool:
+    readers = max(1, min(max(storage.writers, readers_min), READERS_MAX, len(chosen)))
+    with ThreadPoolExecutor(readers, thread_name_prefix="holdfast-read") as pool:
         futures = {pool.submit(read, storage, part, stored): stored.size for part, stored in chosen}
         try:
             for future in as_completed(futures):
@@ -241,7 +242,7 @@ def _read_in_blocks(
     """
     path = manifest.path(stored)
     view = view_of(image)
-    end = min(part.size, part.data_start + BLOCK_BYTES)
+    end = min(part.size, part.data_start + storage.block_bytes)
     storage.read_into(path, view[:end])
     try:
         check = PartCheck(part, stored.name, view[: part.data_start])
@@ -254,7 +255,7 @@ def _read_in_blocks(
                 put(piece, piece.start + offset - piece.offset, image[data + offset - start : data + stop - start])
         if end == part.size:
             return [_with_path(path, sentence) for sentence in check.damages()]
-        start, data, end = end, 0, min(part.size, end + BLOCK_BYTES)
+        start, data, end = end, 0, min(part.size, end + storage.block_bytes)
         storage.read_into(path, view[: end - start], start)
 
 
@@ -266,8 +267,8 @@ def _with_path(path: str, sentence: str) -> str:
 class _Scratch:
     """Room for a block of a few parts at a time, made when they are first needed and used again."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        self._size = max(part.data_start + BLOCK_BYTES for part in manifest.layout)
+    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+        self._size = max(part.data_start + storage.block_bytes for part in manifest.layout)
         self._free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
 
     @contextmanager

@@ -133,6 +133,7 @@ class RemoteMemory:
     def __init__(self, host: str, dial: Callable[[], socket.socket]) -> None:
         self.uri = f"memory of {host}"
         self.writers = 1
+        self.block_bytes = 8 << 20
         self._host = host
         self._dial = dial
         self._idle: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()

@@ -69,6 +69,7 @@ class AnnouncingStorage:
         self._announcer = announcer
         self.uri = inner.uri
         self.writers = inner.writers
+        self.block_bytes = inner.block_bytes
 
     def write(self, name: str, data: memoryview) -> None:
         self._announcer.say(WRITING, step_of(name))

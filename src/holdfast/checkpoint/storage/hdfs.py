@@ -56,6 +56,7 @@ class HdfsStorage:
     def __init__(self, uri: str, *, step_s: float = STEP_S) -> None:
         self.uri = uri
         self.writers = 4
+        self.block_bytes = 8 << 20
         self._authority, self._root = _parsed(uri)
         self._step_s = step_s
         self._lock = threading.Lock()

@@ -28,6 +28,7 @@ from holdfast.checkpoint.storage.names import check_name, check_prefix, is_name
 from holdfast.checkpoint.storage.port import Stored
 from holdfast.core.errors import IntegrityError, NotStored, StorageError, StorageRefused, StorageUnavailable
 
+BLOCK_BYTES = 2 << 20  # fits the cache of a core: what is read is hashed and copied from there
 UNFINISHED_AGE_MAX_S = 3600.0  # a block takes seconds at most, and each one renews the file's time
 DIRECTORY_TRIES_MAX = 20  # a writer makes a directory while a deleter removes it as empty
 
@@ -56,6 +57,7 @@ class LocalStorage:
     def __init__(self, path: str | Path, *, uri: str = "") -> None:
         self.uri = uri or str(path)
         self.writers = 2
+        self.block_bytes = BLOCK_BYTES
         self._root = Path(path).absolute()  # the process may change its directory
 
     def write(self, name: str, data: memoryview) -> None:

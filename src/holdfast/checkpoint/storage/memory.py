@@ -22,6 +22,7 @@ class MemoryStorage:
     def __init__(self, uri: str = "memory://") -> None:
         self.uri = uri
         self.writers = 2
+        self.block_bytes = 2 << 20
         self._lock = threading.Lock()
         self._contents: dict[str, bytes] = {}
         self._error: StorageError | None = None

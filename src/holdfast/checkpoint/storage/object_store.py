@@ -45,6 +45,7 @@ class ObjectStorage:
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self.writers = 2
+        self.block_bytes = 8 << 20
         self._place, options = _parse(uri)
         self._obstore = _imported()
         timeout_s = _timeout_of(options)

@@ -25,6 +25,7 @@ class Stored:
 class Storage(Protocol):
     uri: str  # as the user wrote it, without secrets
     writers: int  # how many writes at a time are worth it
+    block_bytes: int  # how much is worth a read of its own, where a file is read and used a piece at a time
 
     def write(self, name: str, data: memoryview) -> None:
         """Make `name` hold these bytes, whatever it held. Whole and durable when this returns; else as before.
