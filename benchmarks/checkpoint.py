@@ -280,8 +280,8 @@ class Benchmark:
             result.bar("load_reads", times["load"] / times["read"], LOAD_READS_MAX)
             result.bar("load_anew_reads", times["load_anew"] / times["read_anew"], LOAD_READS_MAX)
         for workers, states in self.memory.items():
-            # Whole parts are shared out; arenas have a sixteenth to spare, and a process some megabytes of its own.
-            share = min(1.0, 2 / workers + 2 * PART_BYTES / state_bytes(self._args.width // 2))
+            # Whole parts are shared out; shelves have a sixteenth to spare, and a process some megabytes of its own.
+            share = min(1.0, 1 / workers + PART_BYTES / state_bytes(self._args.width // 2))
             result.bar(f"memory_states_{workers}", states, share * 17 / 16 + 0.1)
         return result
 
@@ -358,7 +358,7 @@ def print_tables(benchmark: Benchmark, result: Result, size: int) -> None:
         load_s, reads, read_s = (figures[name] for name in (f"load{way}_s", f"load{way}_reads", f"read{way}_s"))
         print(f"load to {place}, digests checked: {load_s:.2f} s, {reads:.2f} direct reads to such ({read_s:.2f} s)")
     for workers, states in benchmark.memory.items():
-        print(f"memory of a save, each of {workers} workers: {states:.2f} of the state (the rule: 2/n, at most 1)")
+        print(f"memory of a save, each of {workers} workers: {states:.2f} of the state (the rule: 1/n, in whole parts)")
 
 
 if __name__ == "__main__":

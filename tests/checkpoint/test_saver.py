@@ -12,7 +12,8 @@ import torch
 from holdfast.checkpoint import parts, share
 from holdfast.checkpoint.manifest import Manifest, directory_of, manifest_name
 from holdfast.checkpoint.reading import newest_valid, read_snapshot, verify
-from holdfast.checkpoint.saver import Doing, Saved, Saver, Told
+from holdfast.checkpoint.saved import Saved, Told
+from holdfast.checkpoint.saver import Doing, Saver
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.port import Stored
 from holdfast.core.errors import ConfigError, StorageUnavailable
@@ -59,8 +60,9 @@ class Gated:
 class Worker:
     """A saver with its own copy of the state, as a worker has one, and what it was told."""
 
-    def __init__(self, rank: int, count: int, path: Path, mark: int) -> None:
+    def __init__(self, rank: int, count: int, path: Path, mark: int, run_dir: Path | None = None) -> None:
         self.rank, self.count, self.mark = rank, count, mark
+        self.before = f"w{(rank - 1) % count}" if run_dir is not None and count > 1 else ""
         self.storage = Gated(path)
         self.saved: list[Saved] = []
         self.troubles: list[str] = []
@@ -68,12 +70,13 @@ class Worker:
         self.warnings: list[str] = []
         heard = self.troubles.append, self.recoveries.append, self.warnings.append
         told = Told(lambda saved, manifest: self.saved.append(saved), *heard)
-        self.saver = Saver(lambda: self.storage, told, run="r", config={"batch": 4})
+        self.saver = Saver(lambda: self.storage, told, run="r", config={"batch": 4}, me=f"w{rank}", run_dir=run_dir)
         self.state = make_state(0)
 
     def begin(self, step: int) -> bool:
         snapshot, mark = snapshot_of(self.state, step), self.mark * step
-        return self.saver.begin(snapshot, rank=self.rank, count=self.count, metrics={"loss": 0.5}, mark=mark)
+        who = {"rank": self.rank, "count": self.count, "before": self.before}
+        return self.saver.begin(snapshot, **who, metrics={"loss": 0.5}, mark=mark)  # type: ignore[arg-type]
 
 
 def make_state(step: int) -> dict[str, torch.Tensor]:
@@ -91,14 +94,20 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.checkpoint.manifest.PART_BYTES", 32 * 1024)
 
 
-@pytest.fixture(params=["marked", "unmarked"])
-def crew(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[int], list[Worker]]]:
+@pytest.fixture(params=["marked", "unmarked", "leaning"])
+def crew(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Callable[[int], list[Worker]]]:
     made: list[Worker] = []
 
     def make(count: int) -> list[Worker]:
-        mark = len(made) + 1 if request.param == "marked" else 0
-        workers = [Worker(rank, count, tmp_path, mark) for rank in range(count)]
+        mark = len(made) + 1 if request.param != "unmarked" else 0
+        run_dir = tmp_path_factory.mktemp("run") if request.param == "leaning" else None
+        workers = [Worker(rank, count, tmp_path, mark, run_dir) for rank in range(count)]
         made.extend(workers)
+        for worker in workers if run_dir is not None else ():
+            worker.saver.prepare(1 << 20, count, leans=True)
+            until(lambda worker=worker: worker.saver._shelf.size > 0)  # type: ignore[misc]
         return workers
 
     yield make
@@ -161,6 +170,56 @@ def test_a_lost_workers_share_is_written_by_another(crew: Callable[[int], list[W
         worker.saver.nudge()
     until(lambda: (tmp_path / manifest_name(10)).exists())
     whole(tmp_path, 10)
+
+
+@pytest.fixture
+def neighbours(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    """Two workers of one host, each with room for its own half only."""
+    run_dir = tmp_path_factory.mktemp("run")
+    workers = [Worker(rank, 2, tmp_path, 7, run_dir) for rank in range(2)]
+    for worker in workers:
+        worker.saver.prepare(1000, 2, leans=True)
+        until(lambda worker=worker: worker.saver._shelf.size > 0)  # type: ignore[misc]
+    yield workers
+    for worker in workers:
+        worker.storage.open.set()
+        worker.saver.close()
+
+
+def test_of_two_on_one_host_each_copies_half_and_can_write_all(neighbours: list[Worker], tmp_path: Path) -> None:
+    first, second = neighbours
+    second.storage.open.clear()  # it copies, and then never writes
+    for worker in neighbours:
+        worker.state = make_state(10)
+        worker.begin(10)
+    for worker in neighbours:
+        worker.saver.wait_copied()
+        for tensor in worker.state.values():
+            tensor.fill_(-1.0)
+    save = second.saver._save
+    assert save is not None and sorted(save.images) == [part.number for part in save.mine] == [1, 3, 5, 7]
+    until(lambda: first.saver.doing is Doing.LOOKING)
+    first.saver.nudge()
+    until(lambda: (tmp_path / manifest_name(10)).exists())
+    found = whole(tmp_path, 10)
+    assert all(torch.equal(a, b) for a, b in zip(found.tensors, make_state(10).values(), strict=True))
+
+
+def test_a_neighbour_that_does_not_copy_is_not_waited_for_twice(neighbours: list[Worker], tmp_path: Path) -> None:
+    """It hangs, or has died in the middle: then this worker copies that one's parts before its state may change."""
+    first, _ = neighbours
+    for step in (10, 20):
+        first.state = make_state(step)
+        first.begin(step)
+        waited_s = first.saver.wait_copied()
+        for tensor in first.state.values():
+            tensor.fill_(-1.0)
+        assert waited_s < share.LEAN_S if step == 20 else waited_s > share.LEAN_S / 2
+        until(lambda: first.saver.doing is Doing.LOOKING)
+        first.saver.nudge()
+        until(lambda step=step: (tmp_path / manifest_name(step)).exists())  # type: ignore[misc]
+        found = whole(tmp_path, step)
+        assert all(torch.equal(a, b) for a, b in zip(found.tensors, make_state(step).values(), strict=True))
 
 
 def test_the_state_may_be_read_until_it_is_copied_and_not_after(
@@ -335,10 +394,10 @@ def test_the_manifest_says_whose_it_is(crew: Callable[[int], list[Worker]], tmp_
 def test_room_is_made_before_it_is_needed(crew: Callable[[int], list[Worker]]) -> None:
     (worker,) = crew(1)
     worker.saver.prepare(1 << 20, 1)
-    until(lambda: worker.saver._arena_bytes() >= 1 << 20)
-    arena = worker.saver._arena
+    until(lambda: worker.saver._shelf.size >= 1 << 20)
+    shelf = worker.saver._shelf
     worker.begin(5)
-    assert worker.saver.settle(WAIT_S) and worker.saver._arena is arena
+    assert worker.saver.settle(WAIT_S) and worker.saver._shelf is shelf
 
 
 def test_a_state_that_changes_while_it_is_copied_is_not_saved(

@@ -12,7 +12,8 @@ import torch
 
 from holdfast.checkpoint import saver as saving
 from holdfast.checkpoint.parts import Part, lay_out
-from holdfast.checkpoint.saver import Doing, Saver, Told
+from holdfast.checkpoint.saved import Told
+from holdfast.checkpoint.saver import Doing, Saver
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.core.errors import StorageUnavailable
 from holdfast.state.codec import flatten, pack_tree

@@ -11,7 +11,8 @@ import torch
 from holdfast.checkpoint import parts
 from holdfast.checkpoint.manifest import Manifest, directory_of
 from holdfast.checkpoint.reading import read_manifest, verify
-from holdfast.checkpoint.saver import Saved, Saver, Told
+from holdfast.checkpoint.saved import Saved, Told
+from holdfast.checkpoint.saver import Saver
 from holdfast.checkpoint.storage.memory import MemoryStorage
 from holdfast.core.errors import StorageUnavailable
 from holdfast.state.codec import flatten, pack_tree

@@ -18,8 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,11 +27,13 @@ import torch
 from holdfast.checkpoint.fragments import Place
 from holdfast.checkpoint.host_memory import HostMemory
 from holdfast.checkpoint.manifest import MANIFEST_BYTES_MAX, Manifest, directory_of, manifest_name
-from holdfast.checkpoint.parts import Part, fill, lay_out, seal, tensor_names, view_of
+from holdfast.checkpoint.parts import PART_BYTES, Part, fill, lay_out, seal, tensor_names, view_of
+from holdfast.checkpoint.saved import Saved, Told
 from holdfast.checkpoint.share import COPIES, Share, name_of
+from holdfast.checkpoint.shelf import Neighbour, Shelf, note_path
 from holdfast.checkpoint.side_by_side import for_each_part
 from holdfast.checkpoint.storage.port import Storage
-from holdfast.checkpoint.writing import commit, image_buffer, refuse_strangers, used_buffer
+from holdfast.checkpoint.writing import commit, image_buffer, refuse_strangers
 from holdfast.core.errors import (
     HoldfastError,
     StorageError,
@@ -52,31 +54,12 @@ class Doing(Enum):
     LOOKING = "waiting for the others' parts"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    """A checkpoint that this worker has committed, or has found committed."""
-
-    step: int
-    bytes: int
-    duration_s: float
-    held_s: float
-    mine: bool  # committed by this worker
-
-
-@dataclass(frozen=True)
-class Told:
-    """What the saver tells its owner, from its own thread."""
-
-    saved: Callable[[Saved, Manifest], None]
-    trouble: Callable[[str], None]  # storage did not do it: once for each spell of it
-    recovered: Callable[[float], None]  # after so many seconds
-    warned: Callable[[str], None] = lambda text: None  # it is not storage's fault
-
-
 class Saver:
     """See the module's docstring. `open_storage` is called in the saver's thread, again and again until it works.
 
-    With `memory`, every snapshot is kept there first; without `open_storage`, only there.
+    With `run_dir`, the workers of one host hold each part only once between them: each can get at the memory of the one
+    before it, by what that has left there. With `memory`, every snapshot is kept there first; without `open_storage`,
+    only there.
     """
 
     def __init__(
@@ -86,6 +69,8 @@ class Saver:
         *,
         run: str,
         config: Mapping[str, Any],
+        me: str = "",
+        run_dir: Path | None = None,
         memory: HostMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -105,8 +90,10 @@ class Saver:
         self._nudged = False  # a worker was lost
         self._hurried = False  # the loop waits for the commit
         self._closed = False
-        self._arena: torch.Tensor | None = None
-        self._wanted_bytes = 0  # of the arena, to be made and touched before the first save
+        self._run_dir = run_dir
+        self._shelf = Shelf(note_path(run_dir, me) if run_dir is not None else None)
+        self._slow: set[str] = set()  # neighbours that were, once, to copy their own parts
+        self._wanted_bytes = 0  # of the shelf, to be made and touched before the first save
         self._laid_out: tuple[bytes, tuple[TensorSpec, ...], tuple[str, ...]] | None = None
         self._down_at: float | None = None
         self._told_kind: type[StorageError] | None = None
@@ -127,13 +114,17 @@ class Saver:
         """Whether a snapshot is on its way that no newer one should replace."""
         return self._doing in (Doing.COPYING, Doing.WRITING) or self._given is not None
 
-    def prepare(self, snapshot_bytes: int, count: int, *, kept: float = 0.0) -> None:
+    def prepare(self, snapshot_bytes: int, count: int, *, leans: bool = False, kept: float = 0.0) -> None:
         """Make room for a share of such a state: pages that were never touched cost more than the bytes in them.
 
-        `kept` is the part of it that this worker keeps for its host beside that.
+        `leans`: the worker before this one is on this host. `kept` is the part of it that this worker keeps for its
+        host beside that.
         """
+        copies = 1 if leans and self._memory is None else COPIES
         with self._changed:
-            share = min(snapshot_bytes, snapshot_bytes * min(COPIES, count) // count + int(kept * snapshot_bytes))
+            parts = -(-snapshot_bytes // PART_BYTES)
+            share = -(-parts * min(copies, count) // count) * PART_BYTES + int(kept * snapshot_bytes)
+            share = min(snapshot_bytes, share)
             self._wanted_bytes = max(self._wanted_bytes, share + share // 16 + (1 << 20))
             self._changed.notify_all()
 
@@ -146,11 +137,13 @@ class Saver:
         metrics: Mapping[str, float],
         place: Place | None = None,
         mark: int = 0,
+        before: str = "",
         held_s: float = 0.0,
     ) -> bool:
         """Start to save. False: an earlier snapshot is still on its way, and this one is passed over.
 
-        `mark` is one that all workers of this save have, and no other save. `held_s`: it has cost training so much yet.
+        `mark` is one that all workers of this save have, and no other save. `before`: the worker of the rank before
+        this one's, if it is on this host. `held_s`: it has cost training so much yet.
         """
         with self._changed:
             if self.is_busy or self._closed:
@@ -159,7 +152,15 @@ class Saver:
             if self._memory is not None:
                 mark = 0  # a host's memory keeps a manifest at once, which has all names
             self._given = Share(
-                snapshot, rank, count, dict(metrics), self._clock(), mark=mark, held_s=held_s, place=place
+                snapshot,
+                rank,
+                count,
+                dict(metrics),
+                self._clock(),
+                mark=mark,
+                before=before,
+                held_s=held_s,
+                place=place,
             )
             self.begun = snapshot.step
             self._changed.notify_all()
@@ -225,6 +226,7 @@ class Saver:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(timeout=1.0)
+        self._shelf.close()
 
     # ---- the saver's thread
 
@@ -249,6 +251,7 @@ class Saver:
             except Exception as error:  # no memory, or a bug: training goes on, and is told
                 self._told.warned(f"the snapshot of step {self._save.step} cannot be saved: {error!r}")
             finally:
+                self._save.let_go()
                 with self._changed:
                     self._save = None
                     self._doing = Doing.NOTHING
@@ -257,27 +260,18 @@ class Saver:
                     self._changed.notify_all()
 
     def _has_work(self) -> bool:
-        return self._closed or self._given is not None or self._wanted_bytes > self._arena_bytes()
-
-    def _arena_bytes(self) -> int:
-        return 0 if self._arena is None else len(self._arena)
+        return self._closed or self._given is not None or self._wanted_bytes > self._shelf.size
 
     def _make_ready(self) -> None:
         """For a first save that takes no longer than a later one. What fails here fails in that one, which says why."""
         wanted = self._wanted_bytes
         with suppress(Exception):
-            self._make_arena(wanted)
+            self._shelf.make(wanted, in_a_hurry=self._superseded)
             if self._storage is None and self._open_storage is not None:
                 self._storage = self._open_storage()
         with self._changed:
             if self._wanted_bytes == wanted:
                 self._wanted_bytes = 0  # made, or not to be had
-
-    def _make_arena(self, size: int) -> torch.Tensor:
-        if self._arena is None or len(self._arena) < size:
-            self._arena = None  # first: there should never be two
-            self._arena = used_buffer(size, in_a_hurry=self._superseded)
-        return self._arena
 
     def _carry(self, save: Share) -> None:
         self._lay_out(save)
@@ -343,8 +337,13 @@ class Saver:
             save.kept = self._memory.parts(save.place, len(save.layout))
 
     def _copy(self, save: Share) -> None:
-        save.copy_to(self._make_arena(save.arena_bytes()))
+        if save.mark and save.before and self._run_dir is not None and save.before not in self._slow:
+            save.neighbour = Neighbour.find(note_path(self._run_dir, save.before))
+        leans = save.neighbour is not None
+        save.copy_to(self._shelf, in_a_hurry=self._superseded)
         self._copied.set()
+        if leans and save.neighbour is None:
+            self._slow.add(save.before)
 
     def _keep(self, save: Share) -> None:
         """In this host's memory. What does not fit there is said by it, and takes nothing away from storage."""
@@ -393,9 +392,11 @@ class Saver:
         todo = [part for part in parts if part.number not in save.written]
 
         def write(part: Part) -> None:
-            if not self._superseded():
-                name = save.name(part)  # while others are on their way: each is hashed by the thread that writes it
-                storage.write(f"{directory_of(save.step)}/{name}", view_of(save.images[part.number]))
+            image = None if self._superseded() else save.image(part)
+            if image is not None:
+                # While others are on their way: each is hashed by the thread that writes it.
+                name = save.files.get(part.number) or save.seal(part, image)
+                storage.write(f"{directory_of(save.step)}/{name}", view_of(image))
                 save.written.add(part.number)
 
         for_each_part(write, todo, storage.writers)
@@ -439,7 +440,7 @@ class Saver:
     def _write_missing(self, storage: Storage, save: Share) -> bool:
         """What others should have written, as far as this worker holds it. One's own may have been cleared away too."""
         listed = storage.list(directory_of(save.step) + "/")
-        parts = [part for part in save.missing(listed) if part.number in save.images]
+        parts = [part for part in save.missing(listed) if part.number in save.images or save.leans_for(part)]
         save.written.difference_update(part.number for part in parts)
         return self._write(storage, save, parts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,12 +24,15 @@ from holdfast.checkpoint.parts import (
     seal,
     view_of,
 )
+from holdfast.checkpoint.shelf import Neighbour, Shelf
 from holdfast.checkpoint.storage.port import Stored
+from holdfast.checkpoint.writing import image_buffer
 from holdfast.core.errors import ConfigError
 from holdfast.state.layout import TensorSpec, spec_of
 from holdfast.state.snapshot import Snapshot
 
-COPIES = 2  # workers that hold each part
+COPIES = 2  # workers that hold each part, or can get at it in the first one's memory
+LEAN_S = 0.5  # so long a neighbour may take longer to copy its own parts
 
 
 @dataclass
@@ -42,6 +45,7 @@ class Share:
     metrics: Mapping[str, float]
     began_at: float
     mark: int = 0  # in the names of this save's parts, so that the others' are known by it; 0: none
+    before: str = ""  # the worker of the rank before, if it is on this host
     last: bool = False  # the state will not change any more: nothing is copied, and all workers write what they can
     held_s: float = 0.0
     layout: Sequence[Part] = ()
@@ -53,6 +57,7 @@ class Share:
     written: set[int] = field(default_factory=set)
     place: Place | None = None  # among the hosts, where they keep copies in memory
     kept: frozenset[int] = frozenset()  # the parts that this worker keeps for its host
+    neighbour: Neighbour | None = None  # the worker before this one, whose parts need not be copied here too
     manifest: Manifest | None = None  # as this worker would commit it: by its bytes it knows its own again
 
     @property
@@ -66,8 +71,21 @@ class Share:
     def name(self, part: Part) -> str:
         """Of its file. A part that this worker holds is hashed for it when it is first asked for."""
         if part.number not in self.files:
-            self.files[part.number] = seal(part, self.images[part.number], self.mark)
+            self.seal(part, self.images[part.number])
         return self.files[part.number]
+
+    def seal(self, part: Part, image: torch.Tensor) -> str:
+        name = self.files[part.number] = seal(part, image, self.mark)
+        return name
+
+    def image(self, part: Part) -> torch.Tensor | None:
+        """Of a part that this worker holds or can get at. None: it cannot any more."""
+        if self.neighbour is None or not self.leans_for(part):
+            return self.images.get(part.number)
+        writer = self.holders(part.number)[0]
+        theirs = (one for one in self.layout[: part.number] if self.holders(one.number)[0] == writer)
+        image = image_buffer(part.size)
+        return image if self.neighbour.read(self.mark, sum(_pages(one.size) for one in theirs), image) else None
 
     def stored(self) -> tuple[Stored, ...]:
         """All parts. Those that others have written are called what they called them."""
@@ -97,14 +115,21 @@ class Share:
 
     @property
     def held(self) -> list[Part]:
-        return [part for part in self.layout if self.rank in self.holders(part.number) or part.number in self.kept]
+        """In this worker's own memory. What it writes is in front, where others look for it."""
+        others = [part for part in self.layout if self.holders(part.number)[0] != self.rank]
+        seconds = [part for part in others if self.rank in self.holders(part.number) or part.number in self.kept]
+        return self.mine + [part for part in seconds if not self.leans_for(part)]
+
+    def leans_for(self, part: Part) -> bool:
+        """It is in the memory of the worker before this one, which writes it unless it is lost."""
+        return self.neighbour is not None and self.rank in self.holders(part.number)[1:]
 
     @property
     def mine(self) -> list[Part]:
         """What this worker writes first."""
         return [part for part in self.layout if self.holders(part.number)[0] == self.rank]
 
-    def arena_bytes(self) -> int:
+    def shelf_bytes(self) -> int:
         return sum(_pages(part.size) for part in self.held)
 
     def describe(self, run: str, config: Mapping[str, Any]) -> Manifest:
@@ -120,14 +145,20 @@ class Share:
             created_s=time.time(),
         )
 
-    def copy_to(self, arena: torch.Tensor) -> None:
+    def copy_to(self, shelf: Shelf, *, in_a_hurry: Callable[[], bool]) -> None:
         """What this worker holds of the state is copied. Without a mark the rest is hashed: so all names are known."""
         versions = [tensor._version for tensor in self.snapshot.tensors]
-        offset = 0
+        buffer, offset = shelf.make(self.shelf_bytes(), in_a_hurry=in_a_hurry), 0
+        shelf.begin()
         for part in self.held:
-            image = self.images[part.number] = arena[offset : offset + part.size]
+            self._fill(part, buffer[offset : offset + part.size])
             offset += _pages(part.size)
-            fill(part, image, self.snapshot.tensors)
+        shelf.done(self.mark)
+        if self.neighbour is not None and not self.neighbour.wait(self.mark, LEAN_S):
+            self.let_go()
+            for part in self.held:
+                if part.number not in self.images:
+                    self._fill(part, image_buffer(part.size))
         for part in self.layout:
             if part.number not in self.images and not self.mark:
                 self.files[part.number] = name_of(part, self.snapshot.tensors)
@@ -137,6 +168,16 @@ class Share:
                 hint="change parameters and optimizer state after the loop over a step's shards, not before or in it",
             )
         self.snapshot = Snapshot(self.step, self.snapshot.tree, ())
+
+    def _fill(self, part: Part, image: torch.Tensor) -> None:
+        fill(part, image, self.snapshot.tensors)
+        self.images[part.number] = image
+
+    def let_go(self) -> None:
+        """Of the neighbour's memory."""
+        if self.neighbour is not None:
+            self.neighbour.close()
+            self.neighbour = None
 
 
 def _pages(size: int) -> int:

@@ -21,32 +21,11 @@ from holdfast.state.layout import spec_of
 from holdfast.state.snapshot import Snapshot
 
 Progress: TypeAlias = Callable[[int, int], None]  # bytes done, bytes in all; called by the thread that waits
-USED_BYTES = 16 << 20
 
 
 def image_buffer(size: int) -> torch.Tensor:
     """Fresh bytes whose address is a multiple of 4096. They live as long as a tensor refers to them."""
     return torch.frombuffer(_pages(size), dtype=torch.uint8)[:size]
-
-
-def used_buffer(size: int, *, in_a_hurry: Callable[[], bool]) -> torch.Tensor:
-    """Such bytes, all of which were used before, so that no use of them has to wait for its pages.
-
-    Large pages make each later use cheaper: a direct write takes half the time in the kernel. But a machine that has to
-    ask the one under it for them needs seconds for a gigabyte. When somebody waits, the rest gets ordinary ones.
-    """
-    memory = _pages(size)
-    buffer = torch.frombuffer(memory, dtype=torch.uint8)
-    large = hasattr(mmap, "MADV_HUGEPAGE")
-    for start in range(0, len(buffer), USED_BYTES):
-        if large:
-            try:
-                large = not in_a_hurry()
-                memory.madvise(mmap.MADV_HUGEPAGE if large else mmap.MADV_NOHUGEPAGE, start, len(buffer) - start)
-            except OSError:  # a kernel without them
-                large = False
-        buffer[start : start + USED_BYTES].zero_()
-    return buffer[:size]
 
 
 def _pages(size: int) -> mmap.mmap:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TypeAlias
 
 from holdfast.checkpoint.fragments import Place
@@ -19,7 +20,8 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.memory_place import MEMORY_ONLY, remove_memory
 from holdfast.checkpoint.reading import list_checkpoints, newest_valid
 from holdfast.checkpoint.retention import Keep
-from holdfast.checkpoint.saver import Saved, Saver, Told
+from holdfast.checkpoint.saved import Saved, Told
+from holdfast.checkpoint.saver import Saver
 from holdfast.checkpoint.schedule import Every, Schedule
 from holdfast.checkpoint.settings import CheckpointSettings
 from holdfast.checkpoint.storage.opening import open_storage
@@ -55,7 +57,7 @@ class NoCheckpoints:
 
     def save_last(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None: ...
 
-    def prepare(self, count: int) -> None: ...
+    def prepare(self, members: tuple[str, ...]) -> None: ...
 
     def wait_copied(self) -> float:
         """Before anything may change the state. Seconds that it took; exactly 0 if there was nothing to wait for."""
@@ -94,6 +96,7 @@ class Checkpoints(NoCheckpoints):
         feed: LedgerFeed,
         events: EventLog,
         rewinding: Rewinding,
+        run_dir: Path | None = None,
         memory: HostMemory | None = None,
         recaller: Recaller | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -115,7 +118,7 @@ class Checkpoints(NoCheckpoints):
         keep = Keep(last=settings.keep, every=settings.keep_every, best=settings.keep_best)
         self._clearing = Clearing(settings.uri, keep, self._warn)
         self._schedule = Schedule(self._every, clock())
-        self._prepared_for = 0  # so many members
+        self._prepared_for: tuple[str, ...] = ()
         self._state_bytes = 0
         self._search_at: float | None = None
         self._said = ""
@@ -125,6 +128,8 @@ class Checkpoints(NoCheckpoints):
             Told(self._saved, self._trouble, self._recovered, self._warn),
             run=run,
             config=rewinding.mark(asdict(config)),
+            me=me,
+            run_dir=run_dir,
             memory=memory,
             clock=clock,
         )
@@ -158,9 +163,21 @@ class Checkpoints(NoCheckpoints):
         rank, count, place = members.index(self._me), len(members), self._place(members)
         held_s = self._clock() - started
         if not self._saver.begin(
-            snapshot, rank=rank, count=count, metrics=metrics, place=place, mark=mark, held_s=held_s
+            snapshot,
+            rank=rank,
+            count=count,
+            metrics=metrics,
+            place=place,
+            mark=mark,
+            before=self._before(members),
+            held_s=held_s,
         ):
             self._events.write("warning", text=f"step {step} is not saved: an earlier checkpoint is still on its way")
+
+    def _before(self, members: tuple[str, ...]) -> str:
+        """Who comes before this worker, if that one is on this host."""
+        before = members[members.index(self._me) - 1]
+        return before if before != self._me and host_of(before) == host_of(self._me) else ""
 
     def _place(self, members: tuple[str, ...]) -> Place | None:
         return Place.of(self._me, members) if self._memory is not None and self._me in members else None
@@ -173,17 +190,17 @@ class Checkpoints(NoCheckpoints):
         self.save(step, members, metrics)
         self.wait_copied()
 
-    def prepare(self, count: int) -> None:
+    def prepare(self, members: tuple[str, ...]) -> None:
         """After the first step, when the optimizer has its state: make room for it, in the background."""
-        if count == self._prepared_for:
+        if members == self._prepared_for:
             return
-        self._prepared_for = count
+        self._prepared_for = members
         self._state_bytes = self._state_bytes or self._holder.capture(0).nbytes
         kept = 0.0
         if self._memory is not None:
             workers = [host_of(worker) for worker in self._feed.who()[0]]
             kept = self._memory.share(len(set(workers)), workers.count(host_of(self._me)))
-        self._saver.prepare(self._state_bytes, count, kept=kept)
+        self._saver.prepare(self._state_bytes, len(members), leans=bool(self._before(members)), kept=kept)
 
     def wait_copied(self) -> float:
         return self._saver.wait_copied()

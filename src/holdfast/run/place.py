@@ -289,6 +289,7 @@ class Place:
             feed=feed,
             events=self.events,
             rewinding=rewinding,
+            run_dir=environment.run_dir if environment else None,
             memory=memory,
             recaller=recaller,
         )

@@ -126,7 +126,7 @@ class HeldUp(NoCheckpoints):
     def __init__(self, inner: NoCheckpoints, spending: Spending) -> None:
         self._inner = inner
         self._spending = spending
-        self._count = 0  # of members, when it was last prepared for
+        self._members: tuple[str, ...] | None = None  # for whom it was last prepared
 
     @property
     def saving(self) -> bool:  # type: ignore[override]
@@ -143,12 +143,11 @@ class HeldUp(NoCheckpoints):
         with self._spending.during(s.CHECKPOINTING):
             self._inner.save_last(step, members, metrics)
 
-    def prepare(self, count: int) -> None:
-        if count == self._count:  # before nearly every step, and then there is nothing to prepare
-            self._inner.prepare(count)
+    def prepare(self, members: tuple[str, ...]) -> None:
+        if members is self._members:  # before nearly every step, and then there is nothing to prepare
             return
-        self._count, began = count, time.monotonic()
-        self._inner.prepare(count)
+        self._members, began = members, time.monotonic()
+        self._inner.prepare(members)
         self._spending.took(s.CHECKPOINTING, began)
 
     def wait_copied(self) -> float:

@@ -140,7 +140,7 @@ class Worker(Punctual):
         """The user's loop starts to compute shards of this step, or goes on with it in another view."""
         assert self.machine.view is not None
         if step:
-            self._checkpoints.prepare(len(self.machine.view.members))
+            self._checkpoints.prepare(self.machine.view.members)
         self.gradients.begin(step, self.machine.view.number)
         self.audits.begin(step)
 
