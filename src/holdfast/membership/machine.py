@@ -160,7 +160,7 @@ class Machine(Returning):
                 return self._fall_behind(newest, now)
             if self.view is not None:
                 return self._be_evicted(f"view {newest.number} was formed without it: {newest.reason}")
-        effects = self._register_if_missing(now)
+        effects = [] if self._is_left_out() else self._register_if_missing(now)
         if self.phase is Phase.WAITING:
             return effects + self._wait_outside(now)
         if self.phase in PEER_PHASES:
@@ -176,6 +176,13 @@ class Machine(Returning):
 
     def _number(self) -> int:
         return self.view.number if self.view else 0
+
+    def _is_left_out(self) -> bool:
+        """The newest view was formed without me. I am told when the script returns; until then nobody takes me in."""
+        newest = self.ledger.view
+        if newest is None or self.view is None or not self._has_successor() or self.me in newest.members:
+            return False
+        return not self._is_left_behind(newest)
 
     def _lingers(self, now: float) -> bool:
         """In the middle of a step, while nobody is lost, the next view can wait: all move to it at the step's end."""
