@@ -128,6 +128,9 @@ class LedgerContract:
             lambda: ledger.put("\ud800", b""),
             lambda: ledger.put("a", b"v" * (VALUE_BYTES_MAX + 1)),
             lambda: ledger.compare_and_set("a", b"v" * (VALUE_BYTES_MAX + 1), expected=0),
+            lambda: ledger.compare_and_set("a", b"", expected=0, while_at=("", 0)),
+            lambda: ledger.compare_and_set("a", b"", expected=0, while_at=("k" * (KEY_BYTES_MAX + 1), 0)),
+            lambda: ledger.compare_and_set("a", b"", expected=0, while_at=("\ud800", 0)),
             lambda: ledger.get(""),
             lambda: ledger.grant(0.0),
             lambda: ledger.grant(math.nan),
@@ -158,6 +161,50 @@ class LedgerContract:
         ledger.delete("a")
         assert ledger.compare_and_set("a", b"x", expected=first) is None
         assert ledger.compare_and_set("a", b"2", expected=0) is not None
+
+    def test_compare_and_set_while_another_key_stands(self, ledger: Ledger, other: Ledger) -> None:
+        view = other.put("view", b"1")
+        first = ledger.compare_and_set("a", b"1", expected=0, while_at=("view", view))
+        assert first is not None
+        newer = other.put("view", b"2")
+        for at in (("view", view), ("view", newer + 1), ("view", 0), ("nothing", newer)):
+            assert ledger.compare_and_set("a", b"x", expected=first, while_at=at) is None
+        assert ledger.compare_and_set("a", b"x", expected=0, while_at=("view", newer)) is None
+        second = ledger.compare_and_set("a", b"2", expected=first, while_at=("view", newer))
+        assert second is not None
+        entry, stands = other.get("a"), other.get("view")
+        assert entry is not None and stands is not None
+        assert (entry.value, entry.revision, stands.revision) == (b"2", second, newer)
+
+    def test_compare_and_set_while_another_key_is_absent(self, ledger: Ledger, other: Ledger) -> None:
+        assert ledger.compare_and_set("a", b"", expected=0, while_at=("view", 0)) is not None
+        view = other.put("view", b"1")
+        assert ledger.compare_and_set("b", b"", expected=0, while_at=("view", 0)) is None
+        other.delete("view")
+        assert ledger.compare_and_set("b", b"", expected=0, while_at=("view", view)) is None
+        assert ledger.compare_and_set("b", b"", expected=0, while_at=("view", 0)) is not None
+
+    def test_compare_and_set_while_another_key_stands_under_a_lease(self, ledger: Ledger) -> None:
+        lease, view = ledger.grant(60.0), ledger.put("view", b"1")
+        assert ledger.compare_and_set("a", b"", expected=0, lease=lease, while_at=("view", view + 1)) is None
+        assert ledger.compare_and_set("a", b"", expected=0, lease=lease, while_at=("view", view)) is not None
+        ledger.revoke(lease)
+        assert ledger.get("a") is None
+        with pytest.raises(LeaseGone):
+            ledger.compare_and_set("a", b"", expected=0, lease=lease, while_at=("view", view))
+
+    def test_of_what_is_written_while_a_key_stands_nothing_comes_after_the_key_moved(
+        self, factory: LedgerFactory
+    ) -> None:
+        """One moves the view on, another writes while it stands: both decide at one moment, so the order is clear."""
+        with closing(factory.open()) as mover, closing(factory.open()) as writer, ThreadPoolExecutor(1) as pool:
+            for round_ in range(10):
+                view = mover.put("view", b"")
+                moving = pool.submit(mover.compare_and_set, "view", b"newer", expected=view)
+                written = writer.compare_and_set(f"w/{round_}", b"", expected=0, while_at=("view", view))
+                moved = moving.result(WAIT_S)
+                assert moved is not None
+                assert written is None or view < written < moved
 
     def test_of_eight_that_race_one_wins(self, factory: LedgerFactory) -> None:
         with ExitStack() as stack:

@@ -404,6 +404,7 @@ def test_a_no_stays_a_no(one_member: EtcdCluster, relay: Relay) -> None:
         ledger._endpoints._current = 0
         for told_no in (
             lambda: ledger.compare_and_set("a", b"mine", expected=0) is None,
+            lambda: ledger.compare_and_set("c", b"mine", expected=0, while_at=("a", 0)) is None,
             lambda: ledger.delete("b") is False,
         ):
             direct.put("a", b"theirs")

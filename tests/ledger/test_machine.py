@@ -62,12 +62,14 @@ class AgainstTheModel(RuleBasedStateMachine):
         else:
             self.commit(self.machine.put(key, value, lease=lease))
 
-    @rule(key=keys, value=values, right=st.booleans(), guess=st.integers(0, 5))
-    def compare_and_set(self, key: str, value: bytes, right: bool, guess: int) -> None:
+    @rule(key=keys, value=values, right=st.booleans(), guess=st.integers(0, 5), other=st.none() | keys)
+    def compare_and_set(self, key: str, value: bytes, right: bool, guess: int, other: str | None) -> None:
         revision = self.entries[key].revision if key in self.entries else 0
         expected = revision if right else guess
-        record = self.machine.compare_and_set(key, value, expected=expected)
-        assert (record is not None) == (expected == revision)
+        stands = self.entries[other].revision if other in self.entries else 0
+        while_at = None if other is None else (other, guess)
+        record = self.machine.compare_and_set(key, value, expected=expected, while_at=while_at)
+        assert (record is not None) == (expected == revision and (other is None or guess == stands))
         if record is not None:
             self.commit(record)
 

@@ -355,6 +355,30 @@ json_values = st.recursive(
 )
 
 
+@given(
+    st.builds(
+        wire.Request,
+        id=st.integers(0, 2**63 - 1),
+        op=st.just("compare_and_set"),
+        key=st.text(max_size=10),
+        value=st.binary(max_size=10),
+        lease=st.integers(0, 2**63 - 1),
+        expected=st.integers(0, 2**63 - 1),
+        while_at=st.none() | st.tuples(st.text(max_size=10), st.integers(0, 2**63 - 1)),
+    )
+)
+def test_a_compare_and_set_arrives_as_it_was_sent(request: wire.Request) -> None:
+    message = wire.take_frame(bytearray(wire.encode_request(request)))
+    assert message is not None and wire.decode_request(message) == request
+
+
+@pytest.mark.parametrize("garbage", ["view", 7, [], ["view"], ["view", -1], ["view", True], [7, 7], ["view", 7, 7], {}])
+def test_a_key_that_must_stand_is_a_text_and_a_revision(garbage: object) -> None:
+    message = {"id": 1, "op": "compare_and_set", "key": "a", "value": "", "lease": 0, "expected": 0}
+    with pytest.raises(ProtocolError):
+        wire.decode_request({**message, "while_at": garbage})
+
+
 @given(st.sampled_from(sorted(wire.OPERATIONS)), st.data())
 def test_decoding_anything_gives_a_request_or_a_protocol_error(op: str, data: st.DataObject) -> None:
     message = {"id": data.draw(json_values | st.just(1)), "op": op}

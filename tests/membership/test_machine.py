@@ -217,7 +217,7 @@ def test_a_joiner_knocks_before_it_registers() -> None:
     knock = story.did(m.Knock)
     assert knock.peers == ("w0.1", "w1.1") and story.did_not(m.Register)
     story.happens(m.Knocked(knock.number, ("w0.1", "w1.1"), ()), after_s=0.01)
-    story.did(m.Register)
+    assert story.did(m.Register).while_view is None
 
 
 def test_a_joiner_that_cannot_reach_a_member_waits_longer_each_time_and_says_why() -> None:
@@ -238,14 +238,47 @@ def test_a_joiner_that_cannot_reach_a_member_waits_longer_each_time_and_says_why
 def test_the_first_workers_of_a_run_register_at_once() -> None:
     story = Story()
     story.ledger_shows()
-    story.did(m.Register)
+    assert story.did(m.Register).while_view is None
 
 
 def test_a_member_whose_lease_is_gone_registers_again_at_once() -> None:
     story = Story()
     story.trains()
     story.ledger_shows("w1.1")
-    story.did(m.Register)
+    assert story.did(m.Register).while_view == story.ledger.view_revision
+
+
+def test_a_member_that_was_cut_off_registers_only_while_its_view_stands() -> None:
+    """It sees that its registration is gone before it sees that the others went on, and its script has the word."""
+    story = Story(members=("w0.1", "w1.1", "w2.1"), size=3)
+    story.trains()
+    story.ledger_shows("w1.1", "w2.1")
+    assert story.did(m.Register).while_view == 1  # so the ledger refuses it: there is a second view already
+    story.ledger_shows("w1.1", "w2.1", view=View(2, ("w1.1", "w2.1")), after_s=0.1)
+    assert story.machine.phase is Phase.COMPUTING and story.did_not(m.Register)
+    for _ in range(5):
+        story.happens(m.Tick(), after_s=TIMING.propose_again_s)
+        assert story.did_not(m.Register)
+    story.happens(m.Computed(0))
+    story.happens(m.Tick(), after_s=TIMING.linger_s)
+    assert story.did(m.End).kind == "evicted" and story.did_not(m.Register)
+
+
+def test_a_member_that_the_next_view_has_asks_again_with_that_view() -> None:
+    """The view was proposed before its lease ran out."""
+    story = Story()
+    story.trains()
+    story.ledger_shows("w1.1")
+    assert story.did(m.Register).while_view == 1
+    story.ledger_shows("w1.1", view=View(2, ("w0.1", "w1.1")), after_s=TIMING.propose_again_s)
+    assert story.machine.phase is Phase.COMPUTING and story.did(m.Register).while_view == 2
+
+
+def test_who_is_expected_back_registers_whatever_view_stands() -> None:
+    story = Story()
+    story.trains()
+    story.ledger_shows("w1.1", view=View(2, ("w1.1",), "w0.1 is late", (("w0.1", 2),)))
+    assert story.machine.phase is Phase.COMPUTING and story.did(m.Register).while_view is None
 
 
 # ---- who is not taken in again

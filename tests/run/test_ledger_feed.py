@@ -134,6 +134,19 @@ def test_a_lease_that_is_lost_while_the_worker_lives_leads_to_another(setting: S
     assert second is not None and second.lease != first.lease
 
 
+def test_a_member_is_registered_only_while_the_view_that_it_knows_stands(setting: Setting) -> None:
+    known = setting.ledger.put(KEY_VIEW, View(1, (ME.id, "w1.1")).encode())
+    newer = setting.ledger.put(KEY_VIEW, View(2, ("w1.1",)).encode())
+    setting.feed.start()
+    setting.feed.register(known)
+    until(lambda: "compare_and_set" in setting.lossy.calls)
+    stays(lambda: setting.ledger.get(KEY) is None and setting.registrations() == 0, for_s=0.2)
+    setting.feed.register(newer)
+    until(lambda: setting.registrations() == 1)
+    entry = setting.ledger.get(KEY)
+    assert entry is not None and setting.lossy.leases == [entry.lease]  # the lease of the first try is of use still
+
+
 def test_after_an_unknown_outcome_of_a_proposal_the_watch_tells_what_holds(setting: Setting) -> None:
     setting.lossy.losses["compare_and_set"] = 1
     setting.feed.start()

@@ -237,7 +237,7 @@ class IgnoresGaps(Feed):
 class LosesTheLease(Feed):
     """Remembers a lease only when the registration under it is known to be done."""
 
-    def _register(self) -> Command:
+    def _register(self, while_view: int | None) -> Command:
         ledger, key = self.world.ledger, KEY_WORKERS + self.worker.id
         lease = yield ledger.grant
         if (yield lambda: ledger.compare_and_set(key, self.worker.id, 0, lease)) is not None:
@@ -301,8 +301,8 @@ def set_without_compare(patch: Patch) -> None:
     """The ledger takes any view that is proposed."""
     real = Ledger.compare_and_set
 
-    def put(self: Ledger, key: str, value: Any, expected: int, lease: int = 0) -> int | None:
-        return self.put(key, value) if key == KEY_VIEW else real(self, key, value, expected, lease)
+    def put(self: Ledger, key: str, value: Any, expected: int, *others: Any) -> int | None:
+        return self.put(key, value) if key == KEY_VIEW else real(self, key, value, expected, *others)
 
     patch.setattr(Ledger, "compare_and_set", put)
 

@@ -122,8 +122,8 @@ def write_over_a_rewind(patch: Patch) -> None:
     """The record is put without a compare."""
     real = Ledger.compare_and_set
 
-    def put(self: Ledger, key: str, value: Any, expected: int, lease: int = 0) -> int | None:
-        return self.put(key, value) if key == KEY_REWINDS else real(self, key, value, expected, lease)
+    def put(self: Ledger, key: str, value: Any, expected: int, *others: Any) -> int | None:
+        return self.put(key, value) if key == KEY_REWINDS else real(self, key, value, expected, *others)
 
     patch.setattr(Ledger, "compare_and_set", put)
 

@@ -62,10 +62,16 @@ class EmbeddedLedger:
         request = Request(id=0, op="put", key=key, value=value, lease=lease)
         return self._call(request, wire.decode_integer)
 
-    def compare_and_set(self, key: str, value: bytes, *, expected: int, lease: int = 0) -> int | None:
+    def compare_and_set(
+        self, key: str, value: bytes, *, expected: int, lease: int = 0, while_at: tuple[str, int] | None = None
+    ) -> int | None:
         check_key(key)
         check_value(value)
-        request = Request(id=0, op="compare_and_set", key=key, value=value, lease=lease, expected=expected)
+        if while_at is not None:
+            check_key(while_at[0])
+        request = Request(
+            id=0, op="compare_and_set", key=key, value=value, lease=lease, expected=expected, while_at=while_at
+        )
         return self._call(request, lambda result: None if result is None else wire.decode_integer(result))
 
     def delete(self, key: str) -> bool:

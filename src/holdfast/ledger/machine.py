@@ -142,11 +142,16 @@ class LedgerMachine:
             raise LedgerRefused(f"the ledger would hold more than {STORED_BYTES_MAX} bytes, which is its limit")
         return Put(key, value, lease, self.revision + 1)
 
-    def compare_and_set(self, key: str, value: bytes, *, expected: int, lease: int = 0) -> Put | None:
+    def compare_and_set(
+        self, key: str, value: bytes, *, expected: int, lease: int = 0, while_at: tuple[str, int] | None = None
+    ) -> Put | None:
         check_key(key)
         check_value(value)
-        old = self._entries.get(key)
-        if (old.revision if old else 0) != expected:
+        if while_at is not None:
+            check_key(while_at[0])
+            if self._revision_of(while_at[0]) != while_at[1]:
+                return None
+        if self._revision_of(key) != expected:
             return None
         return self.put(key, value, lease=lease)
 
@@ -226,6 +231,10 @@ class LedgerMachine:
         )
 
     # -- inside
+
+    def _revision_of(self, key: str) -> int:
+        entry = self._entries.get(key)
+        return entry.revision if entry else 0
 
     def _check_lease(self, lease: int) -> None:
         if lease and lease not in self._leases:

@@ -48,10 +48,12 @@ class MemoryLedger:
             self._commit(record)
             return record.revision
 
-    def compare_and_set(self, key: str, value: bytes, *, expected: int, lease: int = 0) -> int | None:
+    def compare_and_set(
+        self, key: str, value: bytes, *, expected: int, lease: int = 0, while_at: tuple[str, int] | None = None
+    ) -> int | None:
         with self._changed:
             self._enter()
-            record = self._machine.compare_and_set(key, value, expected=expected, lease=lease)
+            record = self._machine.compare_and_set(key, value, expected=expected, lease=lease, while_at=while_at)
             if record is None:
                 return None
             self._commit(record)

@@ -69,9 +69,12 @@ class Ledger(Protocol):
     def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
         """Write, whatever stood there. Returns the new revision. Raises LeaseGone if the lease is not alive."""
 
-    def compare_and_set(self, key: str, value: bytes, *, expected: int, lease: int = 0) -> int | None:
+    def compare_and_set(
+        self, key: str, value: bytes, *, expected: int, lease: int = 0, while_at: tuple[str, int] | None = None
+    ) -> int | None:
         """Write if the key's revision is `expected` (0: the key is absent). The new revision, or None if not.
 
+        `while_at` is another key and the revision that it must have too, at the same moment.
         After LedgerUnavailable the outcome is unknown: read the key to learn it.
         """
 

@@ -248,7 +248,9 @@ class _Loop:
             self._commit(record)
             return record.revision
         if request.op == "compare_and_set":
-            record = machine.compare_and_set(key, value, expected=request.expected, lease=lease)
+            record = machine.compare_and_set(
+                key, value, expected=request.expected, lease=lease, while_at=request.while_at
+            )
             if record is None:
                 return None
             self._commit(record)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ OPERATIONS = {
     "get": ("key",),
     "read": ("prefix",),
     "put": ("key", "value", "lease"),
-    "compare_and_set": ("key", "value", "lease", "expected"),
+    "compare_and_set": ("key", "value", "lease", "expected", "while_at"),
     "delete": ("key",),
     "grant": ("ttl_s",),
     "keep_alive": ("lease",),
@@ -57,6 +57,7 @@ class Request:
     value: bytes = b""
     lease: int = 0
     expected: int = 0
+    while_at: tuple[str, int] | None = None
     revision: int = 0
     ttl_s: float = 0.0
 
@@ -209,18 +210,26 @@ def decode_integer(value: Any) -> int:
     return value
 
 
+def decode_while_at(value: Any) -> tuple[str, int] | None:
+    if value is None:
+        return None
+    ((key, revision),) = _rows([value], 2)
+    return decode_text(key), decode_integer(revision)
+
+
 def decode_seconds(value: Any) -> float:
     if type(value) not in (int, float) or not abs(value) <= _INTEGER_MAX:  # NaN is not either
         raise ProtocolError(f"not a time: {str(value)[:80]!r}")
     return float(value)
 
 
-_DECODERS = {
+_DECODERS: dict[str, Callable[[Any], Any]] = {
     "key": decode_text,
     "prefix": decode_text,
     "value": decode_bytes,
     "lease": decode_integer,
     "expected": decode_integer,
+    "while_at": decode_while_at,
     "revision": decode_integer,
     "ttl_s": decode_seconds,
 }

@@ -206,7 +206,9 @@ class Machine(Returning):
         if self._registered_at is not None and now - self._registered_at < self.timing.propose_again_s:
             return []  # on its way
         self._registered_at = now
-        return [Register()]
+        newest = self.ledger.view
+        inside = self.view is not None and not (newest is not None and self._is_left_behind(newest))
+        return [Register(self.ledger.view_revision if inside else None)]
 
     def _break_if_lost(self, now: float) -> list[Effect]:
         """Give the group up if a member that I wait for is gone: by its connection, by its lease, by its own word."""

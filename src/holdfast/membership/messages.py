@@ -171,7 +171,13 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Take a lease and register: our registration is not in the ledger, and nobody has gone on without us."""
+    """Take a lease and register: our registration is not in the ledger, and nobody has gone on without us.
+
+    Who is in a view is registered only while the ledger's view is still the one that it knows. Else a newer one may
+    have left it out, and the others would take it in again though it still computes in the old one.
+    """
+
+    while_view: int | None = None  # the revision of that view; None: we are in none, or are expected back
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,8 +83,8 @@ class LedgerFeed:
 
     # ---- commands
 
-    def register(self) -> None:
-        self._ask("register", self._register)
+    def register(self, while_view: int | None = None) -> None:
+        self._ask("register", lambda: self._register(while_view))
 
     def deregister(self) -> None:
         self._ask("deregister", self._deregister)
@@ -158,11 +158,12 @@ class LedgerFeed:
             except LeaseGone:
                 self._lease = 0  # the machine sees that the registration is gone and asks for another
 
-    def _register(self) -> None:
+    def _register(self, while_view: int | None) -> None:
         """Any answer may have been lost, and what it would have told may hold: so look first, and know the lease.
 
         A lease that nobody knows of runs out, and with it whatever was put under it. So a registration of mine under
-        another lease is taken over: nobody else has my id.
+        another lease is taken over: nobody else has my id. With `while_view` it is done only if the view's revision is
+        still that, at the same moment: a look before would not do, a newer view may come in between.
         """
         me, key = self._registration, KEY_WORKERS + self._registration.id
         began = time.monotonic()
@@ -174,8 +175,12 @@ class LedgerFeed:
             entry = self._ledger.get(key)
             if entry is None or entry.lease != self._lease:
                 expected = entry.revision if entry is not None else 0
-                if self._ledger.compare_and_set(key, me.encode(), expected=expected, lease=self._lease) is None:
-                    return  # the machine asks again
+                while_at = None if while_view is None else (KEY_VIEW, while_view)
+                written = self._ledger.compare_and_set(
+                    key, me.encode(), expected=expected, lease=self._lease, while_at=while_at
+                )
+                if written is None:
+                    return  # the machine asks again, if it still should
         except LeaseGone:
             self._lease = 0  # the machine sees that the registration is missing and asks again
             return

@@ -269,7 +269,7 @@ class Worker(Punctual):
         handler(self, effect)
 
     def _register(self, effect: m.Register) -> None:
-        self._feed.register()
+        self._feed.register(effect.while_view)
 
     def _deregister(self, effect: m.Deregister) -> None:
         """Done in `_leave`, after the event log says why: an agent takes a silent disappearance for a hang."""

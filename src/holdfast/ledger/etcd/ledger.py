@@ -82,11 +82,16 @@ class EtcdLedger:
         assert revision is not None, "a write without a condition happened or raised"
         return revision
 
-    def compare_and_set(self, key: str, value: bytes, *, expected: int, lease: int = 0) -> int | None:
+    def compare_and_set(
+        self, key: str, value: bytes, *, expected: int, lease: int = 0, while_at: tuple[str, int] | None = None
+    ) -> int | None:
         check_key(key)
         check_value(value)
-        unchanged = rpc.Compare(target=rpc.Compare.MOD, key=self._full(key), mod_revision=expected)
-        return self._write([unchanged], self._put(key, value, lease), lease)
+        conditions = [self._is_at(key, expected)]
+        if while_at is not None:
+            check_key(while_at[0])
+            conditions.append(self._is_at(*while_at))
+        return self._write(conditions, self._put(key, value, lease), lease)
 
     def delete(self, key: str) -> bool:
         check_key(key)
@@ -244,6 +249,9 @@ class EtcdLedger:
 
     def _put(self, key: str, value: bytes, lease: int) -> rpc.RequestOp:
         return rpc.RequestOp(request_put=rpc.PutRequest(key=self._full(key), value=value, lease=lease))
+
+    def _is_at(self, key: str, revision: int) -> rpc.Compare:
+        return rpc.Compare(target=rpc.Compare.MOD, key=self._full(key), mod_revision=revision)
 
     def _full(self, key: str) -> bytes:
         return self._prefix + key.encode()

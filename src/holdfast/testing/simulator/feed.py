@@ -42,8 +42,8 @@ class Feed:
 
     # ---- commands
 
-    def register(self) -> None:
-        self._ask("register", self._register)
+    def register(self, while_view: int | None) -> None:
+        self._ask("register", lambda: self._register(while_view))
 
     def deregister(self) -> None:
         self._ask("deregister", self._deregister)
@@ -54,7 +54,7 @@ class Feed:
     def publish(self, roll: Roll) -> None:
         self._ask("publish", lambda: self._publish(roll))
 
-    def _register(self) -> Command:
+    def _register(self, while_view: int | None) -> Command:
         ledger, key = self.world.ledger, KEY_WORKERS + self.worker.id
         if self.lease and not (yield lambda: ledger.keep_alive(self.lease)):
             self.lease = 0
@@ -64,7 +64,8 @@ class Feed:
         entry = yield lambda: ledger.entries.get(key)
         if entry is None or entry.lease != lease:
             expected = entry.revision if entry else 0
-            yield lambda: ledger.compare_and_set(key, self.worker.id, expected, lease)
+            while_at = None if while_view is None else (KEY_VIEW, while_view)
+            yield lambda: ledger.compare_and_set(key, self.worker.id, expected, lease, while_at)
 
     def _deregister(self) -> Command:
         lease, self.lease = self.lease, 0

@@ -48,11 +48,18 @@ class Ledger:
 
     # ---- what it is asked to do; each call is one atomic operation
 
-    def compare_and_set(self, key: str, value: Any, expected: int, lease: int = 0) -> int | None:
-        entry = self.entries.get(key)
-        if (entry.revision if entry else 0) != expected or (lease and lease not in self._leases):
+    def compare_and_set(
+        self, key: str, value: Any, expected: int, lease: int = 0, while_at: tuple[str, int] | None = None
+    ) -> int | None:
+        if self.revision_of(key) != expected or (lease and lease not in self._leases):
+            return None
+        if while_at is not None and self.revision_of(while_at[0]) != while_at[1]:
             return None
         return self.put(key, value, lease)
+
+    def revision_of(self, key: str) -> int:
+        entry = self.entries.get(key)
+        return entry.revision if entry else 0
 
     def put(self, key: str, value: Any, lease: int = 0) -> int | None:
         if lease and lease not in self._leases:

@@ -126,7 +126,7 @@ class Worker:
         getattr(self, "_" + type(effect).__name__.lower())(effect)
 
     def _register(self, effect: m.Register) -> None:
-        self.feed.register()
+        self.feed.register(effect.while_view)
 
     def _deregister(self, effect: m.Deregister) -> None:
         self.feed.deregister()
