@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 from holdfast.core.words import View
@@ -279,6 +280,15 @@ def test_who_is_expected_back_registers_whatever_view_stands() -> None:
     story.trains()
     story.ledger_shows("w1.1", view=View(2, ("w1.1",), "w0.1 is late", (("w0.1", 2),)))
     assert story.machine.phase is Phase.COMPUTING and story.did(m.Register).while_view is None
+
+
+def test_a_joiner_that_comes_as_the_others_finish_does_not_start_anew() -> None:
+    story = Story("w2.1", size=3)
+    story.ledger_shows("w0.1", "w1.1", "w2.1", "w3.1", view=View(1, ("w0.1", "w2.1")))
+    assert story.machine.phase is Phase.FORMING
+    finished = replace(story.ledger, dead=frozenset({"w0.1"}), done=True)
+    story.happens(m.LedgerSaw(finished), after_s=TIMING.grace_s)
+    assert story.did(m.End).kind == "done" and story.did_not(m.Propose)
 
 
 # ---- who is not taken in again

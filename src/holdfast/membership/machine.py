@@ -247,6 +247,9 @@ class Machine(Returning):
 
     def _seek_view(self, now: float) -> list[Effect]:
         """My view's group is gone, and the ledger has no newer one."""
+        if self.ledger.done and self.next is None:
+            # I came as the others finished. They could no more tell me whom they had left out.
+            return [Deregister(), self._end("done", "the run has ended")]
         if self.ledger.view is None or self.view is None or self.ledger.view.number != self.view.number:
             self.reason = "waiting for the ledger"
             return []
