@@ -212,6 +212,16 @@ def test_every_kind_has_a_sentence() -> None:
     assert len(json.dumps(long)) < 20_000
 
 
+def test_every_reason_is_shown_once_and_makes_a_decision() -> None:
+    """Beside the sentence, or in it: the filter for decisions passes over neither."""
+    stacks = 'Thread 0x1 (most recent call first):\n  File "train.py", line 7 in step'
+    for kind in KINDS:
+        described = describe(event(1, "w0.1", kind, reason="so it is", stacks=stacks))
+        inside = "so it is" in described["text"]
+        assert described.get("decided", False) == inside and (described.get("reason") == "so it is") != inside
+        assert not {"reason", "decided"} & set(describe(event(1, "w0.1", kind)))
+
+
 def test_what_all_tell_is_listed_once() -> None:
     story = tell(begin(workers=8))
     assert [one["kind"] for one in story.recent()].count("view") == 1

@@ -49,6 +49,8 @@ def describe(event: Event) -> dict[str, Any]:
     }
     if why and why not in text:
         described["reason"] = why[:TEXT_MAX]
+    elif why:
+        described["decided"] = True  # the sentence has the reason in it
     step = event.get("step")
     if type(step) is int:
         described["step"] = step

@@ -42,7 +42,7 @@ export class EventList {
     const found = story.events.filter((event) => {
       if (kind === "" ? ROUTINE.has(event.kind) : kind !== "*" && event.kind !== kind) return false;
       if (about && event.who !== about) return false;
-      if (decisions && !event.reason) return false;
+      if (decisions && !event.reason && !event.decided) return false;
       if (!words.length) return true;
       const text = `${event.kind} ${event.who} ${event.text} ${event.reason ?? ""} step ${event.step ?? ""}`.toLowerCase();
       return words.every((word) => text.includes(word));
