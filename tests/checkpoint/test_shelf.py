@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -72,6 +73,44 @@ def test_all_of_it_was_used_when_it_is_made(shelf: Shelf, hurry: bool) -> None:
     buffer.fill_(1)
     assert _faults() - faults < 64, "its pages were made only now"
     assert int(buffer.sum(dtype=torch.int64)) == SIZE
+
+
+def test_where_memory_is_not_promised_twice_it_is_taken_at_once(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "strict").write_text("2\n")
+    monkeypatch.setattr("holdfast.checkpoint.shelf.OVERCOMMIT", tmp_path / "strict")
+    shelf.make(SIZE, in_a_hurry=NOT_IN_A_HURRY)
+    said = json.loads(note_path(tmp_path, "w0.1").read_text())
+    assert os.fstat(said["file"]).st_blocks * 512 >= SIZE + 2 * LARGE_BYTES
+    monkeypatch.setattr(os, "posix_fallocate", _full)
+    assert shelf.make(2 * SIZE, in_a_hurry=NOT_IN_A_HURRY).numel() >= 2 * SIZE
+    assert Neighbour.find(note_path(tmp_path, "w0.1")) is None
+
+
+def _full(file: int, offset: int, size: int) -> None:
+    raise OSError(errno.ENOMEM, "no memory is left")
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from holdfast.checkpoint.shelf import LARGE_BYTES, Neighbour, Shelf, note_path
+note = note_path(Path(sys.argv[1]), "w0.1")
+shelf = Shelf(note)
+shelf.make(4096, in_a_hurry=lambda: False)
+assert Neighbour.find(note) is not None
+resource.setrlimit(resource.RLIMIT_FSIZE, (3 * LARGE_BYTES, 3 * LARGE_BYTES))
+buffer = shelf.make(4 * LARGE_BYTES, in_a_hurry=lambda: False)
+buffer.fill_(1)
+shelf.begin()
+shelf.done(5)
+assert Neighbour.find(note) is None
+"""
+
+
+def test_where_memory_files_may_not_be_so_large_it_is_nobody_elses(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], check=True)
 
 
 def _faults() -> int:

@@ -26,6 +26,7 @@ import torch
 from holdfast.checkpoint.parts import PAGE_BYTES, view_of
 
 FOLDER = "shelves"
+OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 LARGE_BYTES = 2 << 20  # a large page
 USED_BYTES = 16 << 20
 NOTE_BYTES_MAX = 4096
@@ -86,11 +87,22 @@ class Shelf:
                 self._note.unlink(missing_ok=True)
 
     def _map(self, size: int) -> mmap.mmap:
-        if not hasattr(os, "memfd_create"):
+        """Where memory files are not to be had (a limit on files' sizes holds for them too), memory of its own."""
+        try:
+            return self._map_shared(size)
+        except (OSError, AttributeError):
+            self.close()
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
             return mmap.mmap(-1, size)
+
+    def _map_shared(self, size: int) -> mmap.mmap:
         if self._file is None:
             self._file = os.memfd_create(self._name)
         os.ftruncate(self._file, 2 * LARGE_BYTES + size)
+        if OVERCOMMIT.read_text().strip() == "2":  # to use what is not there would end the process
+            os.posix_fallocate(self._file, 0, 2 * LARGE_BYTES + size)
         # Where the kernel has put it once it does again. Large pages must lie in the file as they do in memory.
         once = mmap.mmap(self._file, size, offset=LARGE_BYTES)
         self._start = LARGE_BYTES + torch.frombuffer(once, dtype=torch.uint8).data_ptr() % LARGE_BYTES
