@@ -110,6 +110,28 @@ def test_without_the_ledger_a_joiner_costs_a_moment_once_and_training_goes_on() 
         assert story.machine.phase is Phase.COMPUTING
 
 
+def test_who_goes_to_the_next_view_first_is_not_lost() -> None:
+    story = Story()
+    story.trains()
+    story.step(change=True)
+    assert story.machine.phase is Phase.TURNING
+    story.happens(m.PeerLost(1, "w1.1", "it closed the connection"))
+    assert story.machine.phase is Phase.TURNING and story.did_not(m.Drop)
+    story.ledger_shows("w0.1", "w1.1", "w2.1", view=View(2, ("w0.1", "w1.1", "w2.1")))
+    assert story.did(m.Open).view.number == 2
+    assert [effect.peer for effect in story.done if isinstance(effect, m.Drop)] in ([], [""])
+
+
+def test_who_dies_between_two_steps_is_lost_when_the_next_view_does_not_come() -> None:
+    story = Story()
+    story.trains()
+    story.step(change=True)
+    story.happens(m.PeerLost(1, "w1.1", "it closed the connection"))
+    assert story.did_not(m.Drop)
+    story.happens(m.Tick(), after_s=TIMING.turn_s)
+    assert story.did(m.Drop).peer == "w1.1" and story.machine.phase is Phase.BROKEN
+
+
 def test_the_others_say_that_a_view_is_there_even_if_i_do_not_see_it_yet() -> None:
     story = Story(size=3)
     story.trains()
@@ -117,14 +139,6 @@ def test_the_others_say_that_a_view_is_there_even_if_i_do_not_see_it_yet() -> No
     assert story.machine.phase is Phase.TURNING
     story.ledger_shows("w0.1", "w1.1", "w2.1", view=View(2, ("w0.1", "w1.1", "w2.1")))
     assert story.did(m.Open).view.number == 2
-
-
-def test_a_peer_that_moved_on_is_followed() -> None:
-    story = Story(size=3)
-    story.trains()
-    story.step(change=True)
-    story.happens(m.PeerLost(1, "w1.1", "closed"))
-    assert story.machine.phase is Phase.BROKEN
 
 
 def test_a_newer_view_does_not_interrupt_a_step_for_ever() -> None:

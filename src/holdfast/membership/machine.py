@@ -215,11 +215,13 @@ class Machine(Returning):
         assert self.view is not None
         ids, rolls, number = self.ledger.ids, self.ledger.rolls, self.view.number
         mine = rolls.get(self.me)
+        # Between two steps a connection is closed by who has seen the next view first. It is about to come to me too.
+        closed = {} if self.phase is Phase.TURNING and not self._has_turned(now) else self._lost
         for member in self.view.members:
             if member == self.me or self._has_all_from(member):
                 continue
-            if member in self._lost:
-                return self._break(self._lost[member], now, peer=member) + self._consider(now)
+            if member in closed:
+                return self._break(closed[member], now, peer=member) + self._consider(now)
             if self._news and member not in ids:
                 return self._break("its lease is gone", now, peer=member) + self._consider(now)
             if member in rolls and rolls[member].view == number:
@@ -355,9 +357,13 @@ class Machine(Returning):
         self.reason = "waiting for the next view"
         return self._consider(now)
 
-    def _turn_or_go_on(self, now: float) -> list[Effect]:
+    def _has_turned(self, now: float) -> bool:
+        """It was waited for the next view as long as it is worth."""
         assert self._since is not None
-        if now - self._since < self.timing.turn_s:
+        return now - self._since >= self.timing.turn_s
+
+    def _turn_or_go_on(self, now: float) -> list[Effect]:
+        if not self._has_turned(now):
             return self._propose_planned(now)
         self._turned_in_vain = self._news
         return self._go_on()
