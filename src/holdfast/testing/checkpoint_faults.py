@@ -147,8 +147,9 @@ class Killer:
         temporary.replace(self._gate)
 
     def _wait_for(self, point: Point) -> Announced | None:
-        while self._hear(0.0):
-            pass
+        while (heard := self._hear(0.0)) is not None:
+            if heard.stage == RESTORING == point.stage:
+                return heard  # by those that were started while the losses were looked at; they do it only once
         self._look()
         if not point.stage:
             return None
@@ -201,6 +202,8 @@ class Killer:
             for pid in (*victims.values(), agent.pid):
                 send(pid, signal.SIGTERM)
             time.sleep(NOTICE_S)
+        while self._hear(0.0):  # what is said from here on, others say
+            pass
         for pid in victims.values():
             send(pid, signal.SIGKILL)
         if point.kind in ("all and the agent", "notice"):
