@@ -3,6 +3,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
 ETCD := $(VENV)/.etcd
 NETWORK := $(VENV)/.network
@@ -12,15 +13,20 @@ BROWSER := $(VENV)/.browser
 # a third of two cores is idle, with four they are in each other's way.
 JOBS ?= 3
 
-.PHONY: install demo test lint format bench soak clean
+.PHONY: install demo test test-fast lint format bench soak zoo clean
 
 install: $(STAMP) $(ETCD) $(NETWORK) $(HADOOP) $(BROWSER)
 
+# What `make demo` needs and nothing more: whoever has a look should not wait for test servers and browsers.
 # torch comes first and exactly: a range would bring a build of several gigabytes.
-$(STAMP): pyproject.toml
+$(DEMO): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	touch $@
+
+$(STAMP): $(DEMO)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
@@ -44,11 +50,15 @@ $(BROWSER): scripts/install_browser.sh $(STAMP)
 	scripts/install_browser.sh
 	touch $@
 
-demo: install
+demo: $(DEMO)
 	$(BIN)/python scripts/demo.py
 
 test: install
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --layers $(TESTS)
+
+# Whatever starts no process: machines, codecs, the simulator, the parts in this process.
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --fast --layers -r fE $(TESTS)
 
 lint: install
 	$(BIN)/ruff check .
@@ -56,6 +66,7 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/draw_phases.py --check
+	$(BIN)/python scripts/draw_options.py --check
 
 format: install
 	$(BIN)/ruff check --fix .
@@ -76,20 +87,27 @@ bench: install
 	$(BIN)/python benchmarks/event_cost.py --check --json event_cost.json
 	$(BIN)/python benchmarks/starting.py --check --json starting.json
 
-# Ten seeds of 40 faults each on real processes, five on three hosts, 220 kills during saves, and a million simulated
-# schedules.
+# Ten seeds of 40 faults each on real processes, twenty of a script of several loops, five on three hosts, 220 kills
+# during saves, and a million simulated schedules.
 soak: install
 	for seed in 1 2 3 4 5 6 7 8 9 10; do \
-	  $(BIN)/python -m holdfast.testing.exactness --workers 4 --steps 300 --faults 40 --seed $$seed || exit 1; done
+	  $(BIN)/python -m tests.soak.exactness --workers 4 --steps 300 --faults 40 --seed $$seed || exit 1; done
+	for seed in $$(seq 20); do \
+	  $(BIN)/python -m tests.soak.exactness --loops 4 --steps 120 --faults 6 --workers 3 --seed $$seed || exit 1; done
 	for seed in 1 2 3 4 5; do \
-	  $(BIN)/python -m holdfast.testing.exactness --ledger etcd --hosts 3 --workers 4 --steps 300 --faults 40 \
+	  $(BIN)/python -m tests.soak.exactness --ledger etcd --hosts 3 --workers 4 --steps 300 --faults 40 \
 	    --seed $$seed || exit 1; done
 	for seed in 1 2 3; do \
-	  $(BIN)/python -m holdfast.testing.checkpoint_faults --points 60 --seed $$seed || exit 1; done
+	  $(BIN)/python -m tests.soak.checkpoint_faults --points 60 --seed $$seed || exit 1; done
 	for storage in s3 hdfs; do \
-	  $(BIN)/python -m holdfast.testing.checkpoint_faults --points 20 --storage $$storage || exit 1; done
-	$(BIN)/python -m holdfast.testing.simulator --schedules 1000000
+	  $(BIN)/python -m tests.soak.checkpoint_faults --points 20 --storage $$storage || exit 1; done
+	$(BIN)/python -m tests.harness.simulator --schedules 1000000
 	HOLDFAST_DRILLS=all $(BIN)/python -m pytest tests/drills
+
+# Every shape of models, optimizers, data and scripts that we know, alone, with three workers and with faults; nightly, about
+# 15 minutes on a quiet machine. zoo.json has the results, from which docs/reference/supported.md is written.
+zoo: install
+	$(BIN)/python tests/zoo/run.py --jobs 2 --json zoo.json --write-docs
 
 clean:
 	rm -rf $(VENV) .tools build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -40,8 +40,8 @@ from arguments import conclude, listed
 from checkpoint_limits import Limits
 from checkpoint_worker import PEERS
 from holdfast.checkpoint import load
-from holdfast.checkpoint.parts import PART_BYTES
-from holdfast.checkpoint.reading import list_checkpoints
+from holdfast.checkpoint.format.parts import PART_BYTES
+from holdfast.checkpoint.restoring.reading import list_checkpoints
 from holdfast.checkpoint.settings import NOWHERE
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.events import EventReader
@@ -280,7 +280,7 @@ class Benchmark:
             result.bar("load_reads", times["load"] / times["read"], LOAD_READS_MAX)
             result.bar("load_anew_reads", times["load_anew"] / times["read_anew"], LOAD_READS_MAX)
         for workers, states in self.memory.items():
-            # Whole parts are shared out; shelves have a sixteenth to spare, and a process some megabytes of its own.
+            # Whole parts are shared out; buffers have a sixteenth to spare, and a process some megabytes of its own.
             share = min(1.0, 1 / workers + PART_BYTES / state_bytes(self._args.width // 2))
             result.bar(f"memory_states_{workers}", states, share * 17 / 16 + 0.1)
         return result

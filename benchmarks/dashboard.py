@@ -31,8 +31,10 @@ from typing import Any
 from playwright.sync_api import Page
 
 from arguments import conclude
-from holdfast.launch.directory import RunDirectory
-from holdfast.testing.browser import browsing
+from holdfast.placement.directory import RunDirectory
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for what the tests have
+from tests.harness.browser import browsing
 
 FIRST_PAINT_S = 1.0
 WARM_S = 2.0

@@ -35,6 +35,9 @@ from typing import Any
 
 from arguments import conclude, listed
 from commits import CommitLog
+from holdfast.agent.hosts.ring_watch import RingNews, RingWatch
+from holdfast.agent.ledger_watch import LedgerState
+from holdfast.agent.workers.watchman import Glance, find_pages
 from holdfast.core.errors import HoldfastError
 from holdfast.core.words import KEY_HOSTS, encode_json
 from holdfast.detection.beat import Activity
@@ -42,15 +45,14 @@ from holdfast.detection.heartbeat import Pulse
 from holdfast.detection.pages import FOLDER
 from holdfast.detection.progress import Level
 from holdfast.events import read_events
-from holdfast.launch.directory import RunDirectory, home_directory
-from holdfast.launch.ledger_watch import LedgerState
-from holdfast.launch.ring_links import listen_for_beats
-from holdfast.launch.ring_watch import RingNews, RingWatch
-from holdfast.launch.watchman import Glance, find_pages
-from holdfast.testing.heartbeats import simulate
+from holdfast.net.sockets import open_tcp
+from holdfast.placement.directory import RunDirectory, home_directory
 from holdfast.trust.keys import create_keys
 from launching import BenchmarkError, holdfast_command, processes
 from recovery import Result, Training, await_fault
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for what the tests have
+from tests.harness.heartbeats import simulate
 
 RUN = "bench"
 PARTS = ("stop", "deadlock", "quiet", "cost", "ring")
@@ -281,7 +283,7 @@ def measure_real_ring(args: argparse.Namespace, result: Result) -> None:
         def report(news: RingNews) -> None:
             noticed.extend([time.monotonic()] if news.kind == "host_silent" else [])
 
-        servers = {host: listen_for_beats("127.0.0.1", "") for host in hosts}
+        servers = {host: open_tcp("127.0.0.1") for host in hosts}
         values = {KEY_HOSTS + host: encode_json({"ring": address}) for host, (_, address) in servers.items()}
         rings = {}
         for host, (server, _) in servers.items():

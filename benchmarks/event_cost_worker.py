@@ -14,8 +14,8 @@ from typing import Any
 from torch.nn import functional as F
 
 import holdfast
+from holdfast.engine.spending import Spending
 from holdfast.events import EventLog
-from holdfast.run.spending import Spending
 from workloads import SEED, WORKLOADS
 
 ACCOUNT = ("_move", "look", "go_on", "took")

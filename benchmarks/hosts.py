@@ -29,8 +29,9 @@ import torch
 import torch.distributed as dist
 
 from holdfast.core.words import View, host_of
+from holdfast.membership.codec import decode
+from holdfast.net.groups import Connection, Group
 from holdfast.reduce.arena import Arena
-from holdfast.reduce.groups import Connection, Group
 from holdfast.reduce.hosts import Hosts
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.network import Network
@@ -59,7 +60,7 @@ class Worker:
 
     def __init__(self, me: str, members: tuple[str, ...], pairs: dict[tuple[str, str], Counted]) -> None:
         self.me, self.members = me, members
-        self.group = Group(View(1, members), me)
+        self.group = Group(View(1, members), me, decode)
         self.abroad = [pairs[me, peer] for peer in members if host_of(peer) != host_of(me)]
         for peer in members:
             if peer != me:

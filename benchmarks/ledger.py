@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+from holdfast.agent.hosts.etcd_cluster import EtcdCluster, find_etcd
 from holdfast.core.errors import ConfigError
-from holdfast.launch.etcd_cluster import EtcdCluster, find_etcd
 from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer
 from holdfast.ledger.etcd import open_etcd
 from holdfast.ledger.port import Ledger

@@ -22,7 +22,9 @@ from holdfast.events import read_events
 
 ROUNDS = 5
 BAR_S = 2.0
-SCRIPT = ["-m", "holdfast.testing.exactness_script", "--steps", "100000", "--width", "24400", "--shards", "2"]
+ROOT = Path(__file__).parent.parent
+TRAINING = ROOT / "tests" / "trainings" / "exactness_training.py"
+SCRIPT = [str(TRAINING), "--steps", "100000", "--width", "24400", "--shards", "2"]
 START_TIMEOUT_S = 120.0
 
 
@@ -31,7 +33,8 @@ def measure(home: Path) -> tuple[float, int]:
     place = home / "checkpoints"
     options = ["--dir", str(home), "--run", "r", "--workers", "2", "--checkpoint", str(place), "--save-every", "100000"]
     command = [sys.executable, "-m", "holdfast", "run", *options, *SCRIPT]
-    agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}  # the training has its gate from there
+    agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=variables)
     try:
         events = home / "runs" / "r" / "events"
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -36,8 +36,8 @@ from pathlib import Path
 
 from arguments import conclude
 from commits import CommitLog, Fault
+from holdfast.agent.hosts.etcd_cluster import EtcdCluster
 from holdfast.core.errors import HoldfastError
-from holdfast.launch.etcd_cluster import EtcdCluster
 from holdfast.trust.keys import create_keys
 from launching import BenchmarkError, holdfast_command, last_lines, processes
 

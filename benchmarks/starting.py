@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 from arguments import conclude
-from holdfast.launch.environment import COLD, STARTS, WARM
-from holdfast.launch.proc import family_cpu_s
-from holdfast.testing.watched import Failed, Watched
+from holdfast.core.options.run import COLD, STARTS, WARM
+from holdfast.placement.proc import family_cpu_s
+from holdfast.testing.observed_run import Failed, ObservedRun
 
 WORKERS = 2
 SCRIPT = Path(__file__).parents[1] / "examples" / "digits.py"
@@ -33,7 +33,7 @@ def measure(start: str, kills: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"first": [], "cpu": [], "wall": []}
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
         options = ["--workers", str(WORKERS), "--checkpoint", "none", "--start", start]
-        run = Watched(Path(name), "bench", options, [str(SCRIPT), "--slow", "0.05", "--steps", "1000000"])
+        run = ObservedRun(Path(name), "bench", options, [str(SCRIPT), "--slow", "0.05", "--steps", "1000000"])
         began = time.monotonic()
         try:
             run.start()
@@ -48,7 +48,7 @@ def measure(start: str, kills: int) -> dict[str, list[float]]:
     return found
 
 
-def replace_one(run: Watched) -> tuple[float, float]:
+def replace_one(run: ObservedRun) -> tuple[float, float]:
     run.wait(lambda: len(run.living_members()) == WORKERS, "a whole crew")
     step = run.step
     run.wait(lambda: run.step > step + 3, "a few steps")

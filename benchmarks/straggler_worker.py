@@ -56,8 +56,9 @@ def main() -> None:
     x = torch.randn(args.samples, WIDTH, generator=generator)
     dataset = TensorDataset(x, torch.randint(CLASSES, (args.samples,), generator=generator))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    batch, mode = 2 * args.shards, {"mode": args.mode, "quorum": args.quorum}
-    run = holdfast.join(model, optimizer, dataset, batch=batch, shards=args.shards, seed=0, **mode)
+    batch = 2 * args.shards
+    mode = holdfast.Elastic(quorum=args.quorum) if args.mode == "elastic" else holdfast.Exact()
+    run = holdfast.join(model, optimizer, dataset, batch=batch, shards=args.shards, seed=0, mode=mode)
     straggles = bool(args.slow) and run.id.startswith(f"{args.slow}.")
     ends: dict[int, float] = {}
     samples: dict[int, int] = {}

@@ -28,8 +28,9 @@ import torch
 import torch.distributed as dist
 
 from holdfast.core.words import View
+from holdfast.membership.codec import decode
+from holdfast.net.groups import Connection, Group
 from holdfast.reduce.arena import Arena
-from holdfast.reduce.groups import Connection, Group
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.network import Network
 from holdfast.reduce.reduction import SMALL_BYTES, bring
@@ -46,7 +47,7 @@ class Worker:
     def __init__(self, rank: int, count: int, pairs: dict[tuple[int, int], socket.socket], arenas: list[Arena]) -> None:
         members = tuple(f"w{index}.1" for index in range(count))
         self.view, self.rank, self.members = View(1, members), rank, members
-        self.group = Group(self.view, members[rank])
+        self.group = Group(self.view, members[rank], decode)
         for (mine, other), sock in pairs.items():
             if mine == rank:
                 self.group.add(Connection(members[other], sock))

@@ -9,15 +9,21 @@ Needs `pip install holdfast[demo]`. Reaches 98 % and more on the images that it 
 
 import argparse
 import math
+import sys
 import time
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import holdfast
+
+try:
+    from sklearn.datasets import load_digits
+except ImportError:
+    print("digits.py needs scikit-learn for its images: pip install 'holdfast[demo]'", file=sys.stderr)
+    sys.exit(2)
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--epochs", type=int, default=12)
@@ -63,7 +69,6 @@ run = holdfast.join(
     seed=args.seed,
     extras={"scheduler": scheduler},
 )
-optimizer = run.optimizer
 for step in run.steps(steps):
     for x_shard, y_shard in step:
         loss = F.cross_entropy(model(x_shard), y_shard)

@@ -31,8 +31,8 @@ for module, package in {"torch": "torch", "sklearn": "scikit-learn", "holdfast":
         sys.exit(2)
 
 from holdfast.events.telling import count  # noqa: E402
-from holdfast.launch.summary import RunRecord  # noqa: E402
-from holdfast.testing.watched import Failed, Watched, send  # noqa: E402
+from holdfast.observe.fold import RunRecord  # noqa: E402
+from holdfast.testing.observed_run import Failed, ObservedRun, send  # noqa: E402
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "digits.py"
 BATCH = 80
@@ -100,12 +100,11 @@ class Fault:
     step: int
 
 
-class Shown(Watched):
-    """A run whose agent's output is shown as it comes, and whose events are kept."""
+class Shown(ObservedRun):
+    """A run whose agent's output is shown as it comes."""
 
     def __init__(self, home: Path, name: str, options: list[str], script: list[str], *, began: float) -> None:
         super().__init__(home, name, options, script)
-        self.events: list[Event] = []
         self.record = RunRecord()
         self._began = began
         self._shown = 0  # bytes of the log
@@ -123,7 +122,6 @@ class Shown(Watched):
     def fold(self, event: Event) -> None:
         super().fold(event)
         self.record.feed(event)
-        self.events.append(event)
 
     def show(self, line: str) -> None:
         print(f"{time.monotonic() - self._began:6.1f} s  {line}", flush=True)
@@ -270,7 +268,7 @@ RESULT
   weights with faults       {digests[0]}
   weights without faults    {digests[1]}   {equal}
   test images right         {faulty.accuracy()} with faults, {quiet.accuracy()} without
-  survived                  {count(record.failures, "failure")}, in {count(record.view, "view")}
+  survived                  {count(record.workers.failures, "failure")}, in {count(record.workers.view, "view")}
 
   recovery, from the fault to the survivors' next committed step ({usually}):""")
     for fault in faults:

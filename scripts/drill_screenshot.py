@@ -27,7 +27,8 @@ def drill(report: Path) -> int:
 
 
 def picture(report: Path, to: Path) -> None:
-    from holdfast.testing.browser import MISSING, browsing, chromium
+    sys.path.insert(0, str(ROOT))
+    from tests.harness.browser import MISSING, browsing, chromium
 
     if chromium() is None:
         sys.exit(f"drill_screenshot: {MISSING}")

@@ -17,10 +17,12 @@ from pathlib import Path
 from playwright.sync_api import Page
 
 from holdfast.dashboard.server import Dashboard
-from holdfast.testing.browser import MISSING, browsing, chromium
-from holdfast.testing.watched import Watched
+from holdfast.testing.observed_run import ObservedRun
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # for what the tests have
+from tests.harness.browser import MISSING, browsing, chromium  # noqa: E402
+
 SCRIPT = [str(ROOT / "examples" / "digits.py"), "--batch", "80", "--shards", "10", "--epochs", "25", "--slow", "0.02"]
 OPTIONS = ["--workers", "3", "--spares", "1", "--save-every", "60"]
 STEPS = 25 * 17
@@ -28,7 +30,7 @@ KILLS = (0.3, 0.6)  # at these parts of the training
 SIZE = {"width": 1180, "height": 980}
 
 
-def take(page: Page, run: Watched, target: Path) -> None:
+def take(page: Page, run: ObservedRun, target: Path) -> None:
     """Train, kill, and shoot shortly before the end."""
     for part in KILLS:
         run.wait(lambda part=part: run.step >= part * STEPS and len(run.living_registered()) == 4, f"{part:.0%}")  # type: ignore[misc]
@@ -51,7 +53,7 @@ def main() -> int:
         print(f"screenshots: {MISSING}")
         return 2
     with tempfile.TemporaryDirectory(prefix="holdfast-screenshots-") as home, browsing() as browser:
-        run = Watched(Path(home), "digits", OPTIONS, SCRIPT)
+        run = ObservedRun(Path(home), "digits", OPTIONS, SCRIPT)
         run.start()
         dashboard = None
         try:

@@ -12,8 +12,10 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "holdfast").rglob("*.py"))
 FILE_LINES_MAX = 480  # about 400 is the aim; the machine and the agent are the largest rooms
 FUNCTION_LINES_MAX = 60
+PARAMETERS_MAX = 10
 JOINING = "joining.py:join"  # one call with every argument of the library, most of it the signature
 CONVERSIONS = {("exporting.py", "save"), ("importing.py", "load")}  # other programs' files, at a person's request
+MODES = re.compile(r"\b(Exact|[Ee]lastic|ELASTIC|[Qq]uorum|modes\.(exact|elastic)|exact mode)\b")
 NAMES = re.compile(r"(^|_)(utils?|helpers?|managers?|common|misc)($|_)")
 
 
@@ -34,6 +36,9 @@ def test_a_file_is_in_order(path: Path) -> None:
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             limit = FUNCTION_LINES_MAX + (20 if f"{path.name}:{node.name}" == JOINING else 0)
             assert lines <= limit, f"{node.name} has {lines} lines"
+            given = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            few = len(set(given) - {"self", "cls"}) <= PARAMETERS_MAX or f"{path.name}:{node.name}" == JOINING
+            assert few, f"{node.name} takes {len(given)} parameters: give it settings and ports"
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
             assert not {"pickle", "cPickle", "dill", "marshal", "shelve"} & {name.split(".")[0] for name in names}
@@ -42,9 +47,17 @@ def test_a_file_is_in_order(path: Path) -> None:
             assert node.attr not in ("load", "save") or at in CONVERSIONS, "nothing is unpickled"
 
 
+def test_no_file_outside_of_modes_names_a_mode() -> None:
+    """What a mode does otherwise is behind modes/port.py. The public names are the one place that lists modes."""
+    package = ROOT / "src" / "holdfast"
+    outside = [path for path in SOURCES if package / "modes" not in path.parents and path != package / "__init__.py"]
+    named = [str(path.relative_to(package)) for path in outside if MODES.search(path.read_text())]
+    assert not named
+
+
 def test_what_is_imported_from_torchs_own_files_is_data() -> None:
     """The one torch.load, for `holdfast checkpoint import`, builds tensors and plain values and nothing else."""
-    module = parse(ROOT / "src" / "holdfast" / "checkpoint" / "importing.py")
+    module = parse(ROOT / "src" / "holdfast" / "checkpoint" / "converting" / "importing.py")
     calls = [node for node in ast.walk(module) if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"]
     assert len(calls) == 1
     assert ("weights_only", "True") in {(word.arg, ast.unparse(word.value)) for word in calls[0].keywords}
@@ -53,7 +66,8 @@ def test_what_is_imported_from_torchs_own_files_is_data() -> None:
 def test_the_public_names() -> None:
     import holdfast
 
-    expected = {"ConfigError", "Evicted", "HoldfastError", "Run", "Step", "Stopped", "__version__", "join"}
+    errors, classes = {"ConfigError", "Evicted", "HoldfastError", "Stopped"}, {"Elastic", "Exact", "Run", "Step"}
+    expected = errors | classes | {"__version__", "join"}
     assert set(holdfast.__all__) == expected
     for name in holdfast.__all__:
         assert getattr(holdfast, name) is not None

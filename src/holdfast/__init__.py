@@ -1,34 +1,53 @@
 """Holdfast keeps deep-learning training going, exactly, while the machines, networks and disks under it fail.
 
-The public names are loaded when they are first used, so that `holdfast --help` starts without torch.
+The public names are loaded when they are first used, so that `holdfast --help` starts without torch. Nothing else is
+imported here: the command line is ready for Ctrl-C only after this file.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing's own takes longer to import than the rest of the start
 if TYPE_CHECKING:
+    from typing import Any
+
     from holdfast import checkpoint as checkpoint
     from holdfast.core.errors import ConfigError, Evicted, HoldfastError, Stopped
-    from holdfast.run.joining import join
-    from holdfast.run.loop import Run, Step
+    from holdfast.engine.api.joining import join
+    from holdfast.engine.api.run import Run
+    from holdfast.engine.api.step import Step
+    from holdfast.modes.elastic import Elastic
+    from holdfast.modes.exact import Exact
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "Evicted", "HoldfastError", "Run", "Step", "Stopped", "__version__", "join"]
+__all__ = [
+    "ConfigError",
+    "Elastic",
+    "Evicted",
+    "Exact",
+    "HoldfastError",
+    "Run",
+    "Step",
+    "Stopped",
+    "__version__",
+    "join",
+]
 
 _HOMES = {
     "ConfigError": "holdfast.core.errors",
+    "Elastic": "holdfast.modes.elastic",
     "Evicted": "holdfast.core.errors",
+    "Exact": "holdfast.modes.exact",
     "HoldfastError": "holdfast.core.errors",
     "Stopped": "holdfast.core.errors",
-    "join": "holdfast.run.joining",
-    "Run": "holdfast.run.loop",
-    "Step": "holdfast.run.loop",
+    "join": "holdfast.engine.api.joining",
+    "Run": "holdfast.engine.api.run",
+    "Step": "holdfast.engine.api.step",
 }
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name == "checkpoint":  # a small library of its own
         return import_module("holdfast.checkpoint")
     if name not in _HOMES:

@@ -1,6 +1,6 @@
 """`python -m holdfast` is the command line."""
 
-from holdfast.cli.main import entry
+from holdfast.cli.entering import entry
 
 if __name__ == "__main__":
     entry()

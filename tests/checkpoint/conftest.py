@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.checkpoint import manifest, parts
+from holdfast.checkpoint.format import manifest, parts
 from holdfast.state.codec import flatten, pack_tree
 from holdfast.state.layout import DTYPES
 from holdfast.state.snapshot import Snapshot

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint import load, save
-from holdfast.checkpoint.manifest import manifest_name
+from holdfast.checkpoint.format.manifest import manifest_name
 from holdfast.cli import checkpoint as command
 from holdfast.cli.main import main
 
@@ -72,9 +72,10 @@ def test_ls_for_programs(place: Path, capsys: pytest.CaptureFixture[str]) -> Non
     ]
     assert rows[0]["metrics"] == {"loss": "nan"} and "manifest" in rows[2]["damage"]
     assert rows[3]["metrics"] == {"loss": 3.0} and abs(rows[3]["created_s"] - time.time()) < 600
-    code, text = ran(capsys, "ls", place / "none")
-    assert (code, text) == (0, f"no checkpoints in {place / 'none'}\n")
-    assert json.loads(ran(capsys, "ls", place / "none", "--json")[1]) == []
+    (place.parent / "none").mkdir()
+    code, text = ran(capsys, "ls", place.parent / "none")
+    assert (code, text) == (0, f"no checkpoints in {place.parent / 'none'}\n")
+    assert json.loads(ran(capsys, "ls", place.parent / "none", "--json")[1]) == []
 
 
 def test_show(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +110,9 @@ def test_export_and_import(place: Path, tmp_path: Path, name: str, capsys: pytes
     code, text = ran(capsys, "export", place, "--to", tmp_path / name, *form)
     assert (code, text) == (0, f"wrote all of step 20 to {tmp_path / name}\n")
     code, text = ran(capsys, "import", place, "--from", tmp_path / name, "--run", "second")
-    assert (code, text) == (0, f"made the checkpoint of step 31 from {tmp_path / name}\n"), "30 is taken"
+    assert code == 2 and "already has a checkpoint of step 20" in text, "the step is that of what was exported"
+    code, text = ran(capsys, "import", place, "--from", tmp_path / name, "--run", "second", "--step", 31)
+    assert (code, text) == (0, f"made the checkpoint of step 31 from {tmp_path / name}\n")
     assert str(load(str(place), step=31)) == str(load(str(place), step=20))
     code, text = ran(
         capsys, "export", place, "--to", tmp_path / f"w{name}", *form, "--only", "parameters", "--step", 10

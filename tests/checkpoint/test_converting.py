@@ -23,11 +23,12 @@ from safetensors.torch import load_file, save_file
 from torch.distributed import checkpoint as dcp
 
 from holdfast.checkpoint import load, save
-from holdfast.checkpoint.exporting import export, kind_of, weights_of
-from holdfast.checkpoint.importing import read_state
-from holdfast.checkpoint.reading import read_manifest
+from holdfast.checkpoint.converting.exporting import export, kind_of, weights_of
+from holdfast.checkpoint.converting.importing import read_state
+from holdfast.checkpoint.restoring.reading import list_checkpoints, read_manifest
+from holdfast.checkpoint.saving.writing import write_state
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.writing import write_state
+from holdfast.cli.main import main
 from holdfast.core.errors import ConfigError, IntegrityError
 from holdfast.state.snapshot import Holder
 
@@ -77,7 +78,20 @@ def test_a_whole_state_to_torch_and_back(tmp_path: Path) -> None:
     state = {**every_kind(), "counter": Counter(a=2), "dtype": torch.float16}
     file = exported(tmp_path, state, "all.pt")
     assert file.stat().st_size < 400_000, "each tensor's own bytes, not those of the memory around it"
-    assert same(torch.load(file, weights_only=True), state) and same(read_state(file), state)
+    assert same(torch.load(file, weights_only=True), {**state, "holdfast_step": 0}) and same(read_state(file), state)
+
+
+@pytest.mark.parametrize("name", ["all.safetensors", "all.pt", "dcp"])
+def test_the_step_comes_back_too(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, other = str(tmp_path / "checkpoints"), str(tmp_path / "other")
+    save(place, {"model": {"w": torch.ones(3)}}, step=120)
+    to = ["--to", str(tmp_path / name), *(["--as", "dcp"] if name == "dcp" else [])]
+    assert main(["checkpoint", "export", place, *to]) == 0
+    assert main(["checkpoint", "import", other, "--from", str(tmp_path / name)]) == 0
+    assert main(["checkpoint", "import", other, "--from", str(tmp_path / name), "--step", "7"]) == 0
+    assert "made the checkpoint of step 120" in capsys.readouterr().out
+    assert [entry.step for entry in list_checkpoints(LocalStorage(Path(other)))] == [120, 7]
+    assert torch.equal(load(other)["model"]["w"], torch.ones(3)) and list(load(other)) == ["model"]
 
 
 def test_numpy_becomes_torch_there(tmp_path: Path) -> None:
@@ -95,7 +109,7 @@ def test_a_whole_state_to_dcp_and_back(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         dcp.load(into, checkpoint_id=str(directory), no_dist=True)
     assert same(into, state)
-    assert same(read_state(directory), state)
+    assert same(read_state(directory), {**state, "model": dict(state["model"])}), "there, a dict has no other kind"
 
 
 def test_a_large_tensor_in_many_dcp_chunks(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.checkpoint.manifest import Manifest, manifest_name
-from holdfast.checkpoint.reading import list_checkpoints, newest_valid, read_snapshot, verify
+from holdfast.checkpoint.format.manifest import Manifest, manifest_name
+from holdfast.checkpoint.restoring.reading import list_checkpoints, newest_valid, read_snapshot, verify
+from holdfast.checkpoint.saving.writing import write_state
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.port import Storage
-from holdfast.checkpoint.writing import write_state
 from holdfast.core.errors import IntegrityError, NotStored, StorageUnavailable
 from holdfast.state.layout import allocate, memory_of
 from holdfast.state.snapshot import Snapshot

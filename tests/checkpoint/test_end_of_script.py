@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from holdfast.checkpoint.reading import list_checkpoints, verify
+from holdfast.checkpoint.restoring.reading import list_checkpoints, verify
 from holdfast.checkpoint.storage.opening import open_storage
 
 STEPS = 3

@@ -12,8 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import isal
-from holdfast.checkpoint.erasure import FRAGMENTS_MAX, Code, fragment_bytes, inverse, inverted, product, times
+from holdfast.checkpoint.host_memory import isal
+from holdfast.checkpoint.host_memory.erasure import (
+    FRAGMENTS_MAX,
+    Code,
+    fragment_bytes,
+    inverse,
+    inverted,
+    product,
+    times,
+)
 from holdfast.core.errors import ConfigError
 
 

@@ -19,20 +19,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import host_memory
-from holdfast.checkpoint.erasure import Code
-from holdfast.checkpoint.fragments import Fragment, Place, code_for, indices_of, kept_by
-from holdfast.checkpoint.gathering import GatheredStorage, Source, newest_gathered, whole_steps
-from holdfast.checkpoint.host_memory import HostMemory
-from holdfast.checkpoint.manifest import Manifest, directory_of
-from holdfast.checkpoint.memory_place import OWNER, kept_steps, memory_directory, sweep
-from holdfast.checkpoint.parts import fill, lay_out, seal, tensor_names
-from holdfast.checkpoint.reading import newest_valid, verify
+from holdfast.checkpoint.format.manifest import Manifest, directory_of
+from holdfast.checkpoint.format.parts import fill, lay_out, seal, tensor_names
+from holdfast.checkpoint.host_memory import snapshot_files as host_memory
+from holdfast.checkpoint.host_memory.erasure import Code
+from holdfast.checkpoint.host_memory.fragments import Fragment, Place, code_for, indices_of, kept_by
+from holdfast.checkpoint.host_memory.gathering import GatheredStorage, Source, newest_gathered, whole_steps
+from holdfast.checkpoint.host_memory.place import OWNER, kept_steps, memory_directory, sweep
+from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
+from holdfast.checkpoint.restoring.reading import newest_valid, verify
+from holdfast.checkpoint.saving.writing import image_buffer
 from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.port import Stored
-from holdfast.checkpoint.writing import image_buffer
 from holdfast.core.errors import ConfigError, IntegrityError, StorageUnavailable
+from holdfast.core.options.declaring import option_words
 from holdfast.state.layout import readable, spec_of
 from holdfast.state.snapshot import Snapshot
 
@@ -171,7 +172,7 @@ def test_a_fragment_is_what_its_name_says() -> None:
 def test_codes_as_users_write_them(text: str, kind: tuple[int, int] | None) -> None:
     assert parse_memory(text) == kind
     settings = CheckpointSettings(memory=text).validate()
-    assert settings.flags() == (["--memory", text] if text else [])
+    assert option_words(settings) == (["--memory", text] if text else [])
     assert CheckpointSettings.decode(settings.encode()) == settings
 
 

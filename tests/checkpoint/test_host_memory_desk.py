@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 
+from holdfast.checkpoint.saving.writing import write_state
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.writing import write_state
 from holdfast.core.errors import IntegrityError, NotStored, PeerError, StorageUnavailable
-from holdfast.run import memory_desk
-from holdfast.run.memory_desk import RemoteMemory, serve_memory
-from holdfast.run.recalling import PATIENCE_S, Recaller
+from holdfast.engine.transfer import memory_desk
+from holdfast.engine.transfer.memory_desk import RemoteMemory, serve_memory
+from holdfast.engine.transfer.recalling import PATIENCE_S, Recaller
+from holdfast.net.byte_ranges import Request, Status
 from holdfast.trust.keys import Keys
 
 from .conftest import snapshot_of
@@ -158,9 +160,9 @@ def test_what_is_not_there_or_too_short_is_said_and_the_connection_goes_on(desk:
 )
 def test_nothing_else_is_ever_read(desk: Desk, name: object) -> None:
     with desk.dial() as sock:
-        answer = request(sock, json.dumps({"op": "read", "name": name, "offset": 0, "length": None}).encode())
+        answer = request(sock, json.dumps({"name": name, "start": 0, "stop": None}).encode())
     assert SECRET not in answer
-    assert not answer or answer[0] != memory_desk.Status.OK
+    assert not answer or answer[0] != Status.OK
 
 
 @pytest.mark.parametrize(
@@ -171,14 +173,14 @@ def test_nothing_else_is_ever_read(desk: Desk, name: object) -> None:
         b"[]",
         b"\xff\xfe",
         b"[" * 4000,
-        b'{"op":"write"}',
-        b'{"op":["list"]}',
-        json.dumps({"op": "read", "name": NAME}).encode(),
-        json.dumps({"op": "read", "name": NAME, "offset": -1, "length": 5}).encode(),
-        json.dumps({"op": "read", "name": NAME, "offset": 0, "length": -5}).encode(),
-        json.dumps({"op": "read", "name": NAME, "offset": 0, "length": 10**30}).encode(),
-        json.dumps({"op": "read", "name": NAME, "offset": 10**30, "length": None}).encode(),
-        json.dumps({"op": "read", "name": NAME, "offset": True, "length": 1.5}).encode(),
+        b'{"name":"write","start":0,"stop":null}',
+        b'{"name":["listing"],"start":0,"stop":null}',
+        json.dumps({"name": NAME}).encode(),
+        json.dumps({"name": NAME, "start": -1, "stop": 5}).encode(),
+        json.dumps({"name": NAME, "start": 5, "stop": 0}).encode(),
+        json.dumps({"name": NAME, "start": 0, "stop": 10**30}).encode(),
+        json.dumps({"name": NAME, "start": 10**30, "stop": None}).encode(),
+        json.dumps({"name": NAME, "start": True, "stop": 1.5}).encode(),
     ],
     ids=range(13),
 )
@@ -186,7 +188,7 @@ def test_garbage_ends_its_own_connection_at_most(desk: Desk, body: bytes) -> Non
     with desk.dial() as sock:
         answer = request(sock, body)
     desk.wait()
-    assert len(answer) < 2000 and (not answer or answer[0] != memory_desk.Status.OK)
+    assert len(answer) < 2000 and (not answer or answer[0] != Status.OK)
     assert all(end is None or isinstance(end, PeerError) for end in desk.ends), desk.ends
 
 
@@ -208,22 +210,29 @@ def test_random_bytes_end_their_own_connection_at_most(desk: Desk) -> None:
 def test_a_reader_that_does_not_read_is_given_up(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_desk, "STALL_S", 0.2)
     with desk.dial() as sock:
-        body = json.dumps({"op": "read", "name": NAME, "offset": 0, "length": None}).encode()
-        sock.sendall(struct.pack(">I", len(body)) + body)
+        sock.sendall(Request(NAME).encode())
         desk.wait()
     assert isinstance(desk.ends[0], PeerError)
 
 
 Answer = Callable[[socket.socket], None]
+
+
+def answer(data: bytes) -> Answer:
+    whole = struct.pack(">BQ", 0, len(data)) + data + xxhash.xxh3_128_digest(data)
+    return lambda sock: sock.sendall(whole)
+
+
 LIES: dict[str, Answer] = {
     "nothing": lambda sock: None,
     "half an answer": lambda sock: sock.sendall(struct.pack(">BQ", 0, 100) + b"x" * 50),
     "too much": lambda sock: sock.sendall(struct.pack(">BQ", 0, 1 << 60)),
     "a status that is none": lambda sock: sock.sendall(struct.pack(">BQ", 9, 5) + b"12345"),
-    "no listing": lambda sock: sock.sendall(struct.pack(">BQ", 0, 2) + b"{}"),
-    "names that are none": lambda sock: sock.sendall(struct.pack(">BQ", 0, 13) + b'[["../a", 1]]'),
-    "sizes that are none": lambda sock: sock.sendall(struct.pack(">BQ", 0, 14) + b'[["a", "1"  ]]'),
-    "rows that are none": lambda sock: sock.sendall(struct.pack(">BQ", 0, 6) + b"[1, 2]"),
+    "a refusal without end": lambda sock: sock.sendall(struct.pack(">BQ", 2, 1 << 60)),
+    "no listing": answer(b"{}"),
+    "names that are none": answer(b'[["../a", 1]]'),
+    "sizes that are none": answer(b'[["a", "1"  ]]'),
+    "rows that are none": answer(b"[1, 2]"),
 }
 
 
@@ -231,12 +240,12 @@ LIES: dict[str, Answer] = {
 def test_a_host_that_answers_nonsense_is_as_good_as_gone(lie: str) -> None:
     near, far = socket.socketpair()
 
-    def answer() -> None:
+    def lying() -> None:
         with far:
             far.recv(1 << 16)
             LIES[lie](far)
 
-    thread = threading.Thread(target=answer)
+    thread = threading.Thread(target=lying)
     thread.start()
     memory = RemoteMemory("beta", lambda: near)
     try:

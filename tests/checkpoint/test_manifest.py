@@ -15,11 +15,18 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import reading
-from holdfast.checkpoint.manifest import MANIFEST_BYTES_MAX, Manifest, decode, directory_of, manifest_name, step_of
-from holdfast.checkpoint.reading import newest_valid, read_manifest, read_snapshot, verify
+from holdfast.checkpoint.format.manifest import (
+    MANIFEST_BYTES_MAX,
+    Manifest,
+    decode,
+    directory_of,
+    manifest_name,
+    step_of,
+)
+from holdfast.checkpoint.restoring import reading
+from holdfast.checkpoint.restoring.reading import newest_valid, read_manifest, read_snapshot, verify
+from holdfast.checkpoint.saving.writing import commit, missing_parts, write_state
 from holdfast.checkpoint.storage.memory import MemoryStorage
-from holdfast.checkpoint.writing import commit, missing_parts, write_state
 from holdfast.core.errors import ConfigError, IntegrityError, ProtocolError, StorageUnavailable
 
 from .conftest import every_kind, snapshot_of

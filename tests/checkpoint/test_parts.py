@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load
 
-from holdfast.checkpoint.parts import (
+from holdfast.checkpoint.format.parts import (
     NAME_CHARACTERS_MAX,
     PAGE_BYTES,
     PART_BYTES,
@@ -29,7 +29,7 @@ from holdfast.checkpoint.parts import (
     tensor_names,
     view_of,
 )
-from holdfast.checkpoint.writing import image_buffer
+from holdfast.checkpoint.saving.writing import image_buffer
 from holdfast.core.errors import IntegrityError, ProtocolError
 from holdfast.state.codec import flatten, pack_tree
 from holdfast.state.layout import DTYPES, TensorSpec, memory_of, spec_of

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.checkpoint.format.manifest import manifest_name
 from holdfast.checkpoint.library import prune
-from holdfast.checkpoint.manifest import manifest_name
-from holdfast.checkpoint.reading import Listed, list_checkpoints
-from holdfast.checkpoint.retention import Keep, abandoned, delete_checkpoint, superseded
+from holdfast.checkpoint.restoring.reading import Listed, list_checkpoints
+from holdfast.checkpoint.saving.retention import Keep, abandoned, delete_checkpoint, superseded
+from holdfast.checkpoint.saving.writing import write_state
 from holdfast.checkpoint.storage.memory import MemoryStorage
-from holdfast.checkpoint.writing import write_state
 from holdfast.core.errors import ConfigError, StorageUnavailable
 
 from .conftest import snapshot_of
@@ -42,7 +42,7 @@ def test_what_is_kept(history: list[tuple[int, dict[str, float]]], keep: Keep) -
         values = {step: m[name] for step, m in history if name in m and not math.isnan(m[name])}
         if values:
             best = {"min": min, "max": max}[which](values.values())
-            assert max(step for step, value in values.items() if value == best) in kept
+            assert min(step for step, value in values.items() if value == best) in kept
     others = [step for step in kept if step not in steps[-keep.last :] and not (keep.every and step % keep.every == 0)]
     assert len(others) <= bool(keep.best)
     assert superseded([entry for entry in history if entry[0] in kept], keep) == [], "once is enough"

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.checkpoint import parts, share
-from holdfast.checkpoint.manifest import Manifest, directory_of, manifest_name
-from holdfast.checkpoint.reading import newest_valid, read_snapshot, verify
-from holdfast.checkpoint.saved import Saved, Told
-from holdfast.checkpoint.saver import Doing, Saver
+from holdfast.checkpoint.format import parts
+from holdfast.checkpoint.format.manifest import Manifest, directory_of, manifest_name
+from holdfast.checkpoint.restoring.reading import newest_valid, read_snapshot, verify
+from holdfast.checkpoint.saving import share
+from holdfast.checkpoint.saving.saved import Saved, Told
+from holdfast.checkpoint.saving.saver import Doing, Saver
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.port import Stored
 from holdfast.core.errors import ConfigError, StorageUnavailable
@@ -91,7 +92,7 @@ def snapshot_of(state: dict[str, torch.Tensor], step: int) -> Snapshot:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "PART_BYTES", 32 * 1024)  # one tensor in each
-    monkeypatch.setattr("holdfast.checkpoint.manifest.PART_BYTES", 32 * 1024)
+    monkeypatch.setattr("holdfast.checkpoint.format.manifest.PART_BYTES", 32 * 1024)
 
 
 @pytest.fixture(params=["marked", "unmarked", "leaning"])
@@ -107,7 +108,7 @@ def crew(
         made.extend(workers)
         for worker in workers if run_dir is not None else ():
             worker.saver.prepare(1 << 20, count, leans=True)
-            until(lambda worker=worker: worker.saver._shelf.size > 0)  # type: ignore[misc]
+            until(lambda worker=worker: worker.saver._buffer.size > 0)  # type: ignore[misc]
         return workers
 
     yield make
@@ -179,7 +180,7 @@ def neighbours(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     workers = [Worker(rank, 2, tmp_path, 7, run_dir) for rank in range(2)]
     for worker in workers:
         worker.saver.prepare(1000, 2, leans=True)
-        until(lambda worker=worker: worker.saver._shelf.size > 0)  # type: ignore[misc]
+        until(lambda worker=worker: worker.saver._buffer.size > 0)  # type: ignore[misc]
     yield workers
     for worker in workers:
         worker.storage.open.set()
@@ -394,10 +395,10 @@ def test_the_manifest_says_whose_it_is(crew: Callable[[int], list[Worker]], tmp_
 def test_room_is_made_before_it_is_needed(crew: Callable[[int], list[Worker]]) -> None:
     (worker,) = crew(1)
     worker.saver.prepare(1 << 20, 1)
-    until(lambda: worker.saver._shelf.size >= 1 << 20)
-    shelf = worker.saver._shelf
+    until(lambda: worker.saver._buffer.size >= 1 << 20)
+    held = worker.saver._buffer
     worker.begin(5)
-    assert worker.saver.settle(WAIT_S) and worker.saver._shelf is shelf
+    assert worker.saver.settle(WAIT_S) and worker.saver._buffer is held
 
 
 def test_a_state_that_changes_while_it_is_copied_is_not_saved(

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from holdfast.checkpoint.schedule import AUTO_S_MAX, AUTO_S_MIN, COST_S_MIN, PRIOR_S, Every, Schedule
+from holdfast.checkpoint.saving.schedule import AUTO_S_MAX, AUTO_S_MIN, COST_S_MIN, PRIOR_S, Every, Schedule
 from holdfast.core.errors import ConfigError
 
 
@@ -21,6 +21,7 @@ from holdfast.core.errors import ConfigError
         ("30s", Every(seconds=30)),
         ("1.5min", Every(seconds=90)),
         ("2h", Every(seconds=7200)),
+        ("5 days", Every(seconds=432_000)),
     ],
 )
 def test_what_can_be_said(text: str | int, meant: Every) -> None:
@@ -28,7 +29,7 @@ def test_what_can_be_said(text: str | int, meant: Every) -> None:
     assert Every.parse(str(meant)) == meant
 
 
-@pytest.mark.parametrize("text", ["", "0", "-5", "often", "5 days", "1.5", "1.5 steps", "nan", "1e3", 0, "9" * 40])
+@pytest.mark.parametrize("text", ["", "0", "-5", "often", "5 moons", "1.5", "1.5 steps", "nan", "1e3", 0, "9" * 40])
 def test_what_cannot(text: str | int) -> None:
     with pytest.raises(ConfigError, match="makes no sense") as caught:
         Every.parse(text)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.checkpoint import saver as saving
-from holdfast.checkpoint.parts import Part, lay_out
-from holdfast.checkpoint.saved import Told
-from holdfast.checkpoint.saver import Doing, Saver
+from holdfast.checkpoint.format.parts import Part, lay_out
+from holdfast.checkpoint.saving import saver as saving
+from holdfast.checkpoint.saving.saved import Told
+from holdfast.checkpoint.saving.saver import Doing, Saver
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.core.errors import StorageUnavailable
 from holdfast.state.codec import flatten, pack_tree

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.hosts.etcd_cluster import adopt, find_etcd
 from holdfast.cli.main import main
 from holdfast.core.errors import ConfigError
-from holdfast.launch.etcd_cluster import adopt, find_etcd
 from holdfast.ledger.etcd import open_etcd
 
 pytestmark = [pytest.mark.xdist_group("etcd"), pytest.mark.processes]
@@ -189,7 +189,7 @@ def test_members_end_with_a_foreground_that_is_killed(etcd: str, home: Path) -> 
     [
         (["start", "--members", "0"], "a cluster of 0 members is asked for"),
         (["start", "--members", "10"], "a cluster of 10 members is asked for"),
-        (["start", "--members", "two"], "invalid int value: 'two'"),
+        (["start", "--members", "two"], "--members is 'two', which is not a whole number"),
         (["start", "--dir", "/proc/nowhere"], "cannot write to /proc/nowhere/etcd"),
         (["stop"], "no ledger runs in"),
         (["status"], "it is not said which ledger"),
@@ -198,9 +198,9 @@ def test_members_end_with_a_foreground_that_is_killed(etcd: str, home: Path) -> 
         (["status", "--ledger", "http://a"], "'http://a' does not name a ledger"),
         (["runs", "--ledger", "etcd://a:0"], "is not HOST or HOST:PORT"),
         (["forget", "a/b", "--ledger", "etcd://127.0.0.1:9"], "'a/b' cannot be the name of a run"),
-        (["forget", "--ledger", "etcd://a"], "required: RUN"),
-        ([], "required: ACTION"),
-        (["fly"], "invalid choice: 'fly'"),
+        (["forget", "--ledger", "etcd://a"], "RUN is missing"),
+        ([], "ACTION is missing"),
+        (["fly"], "there is no command holdfast ledger fly"),
     ],
 )
 def test_what_cannot_be(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,7 +236,7 @@ def test_without_etcd_it_says_what_to_install(
     assert f"{tmp_path / 'etcd'}, which cannot be run" in capsys.readouterr().err
     monkeypatch.delenv("HOLDFAST_ETCD")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("holdfast.launch.etcd_member.CHECKOUT_BINARY", Path("nowhere"))
+    monkeypatch.setattr("holdfast.agent.hosts.etcd_member.CHECKOUT_BINARY", Path("nowhere"))
     assert main(["ledger", "start"]) == 2
     said = capsys.readouterr().err
     assert "there is no etcd on this host" in said

@@ -24,8 +24,9 @@ from rich.console import Console
 from holdfast.cli.main import main
 from holdfast.cli.screen import screen
 from holdfast.events import EventLog
-from holdfast.events.story import tell
-from holdfast.launch.directory import RunDirectory
+from holdfast.observe.fold import record_of
+from holdfast.observe.picture import picture as picture_of
+from holdfast.placement.directory import RunDirectory
 
 
 def event(t: float, who: str, kind: str, **fields: Any) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def events(workers: int) -> list[dict[str, Any]]:
 
 
 def drawn(workers: int, width: int, height: int, facts: dict[str, Any] | None = None) -> list[str]:
-    picture = tell(events(workers)).picture(5.0, state="running")
+    picture = picture_of(record_of(events(workers)), 5.0, state="running")
     picture |= {"run": {"name": "first", "host": "", "script": "train.py"}, "facts": facts or {}}
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
     console.print(screen(picture, width, height))

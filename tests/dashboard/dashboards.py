@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.dashboard.server import Dashboard
 from holdfast.events import EventLog
-from holdfast.launch.directory import RunDirectory
+from holdfast.placement.directory import RunDirectory
 
 
 class Writers:

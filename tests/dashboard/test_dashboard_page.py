@@ -18,8 +18,9 @@ import pytest
 from dashboards import Writers, shown
 
 from holdfast.dashboard.server import Dashboard
-from holdfast.testing.browser import MISSING, browsing, chromium
-from holdfast.testing.watched import Watched
+from holdfast.testing.observed_run import ObservedRun
+from tests.harness.browser import MISSING, browsing, chromium
+from tests.harness.gate import Gate
 
 pytest.importorskip("playwright.sync_api")
 
@@ -34,20 +35,16 @@ TOKEN = "a-token-of-this-test"
 STEPS = 150
 
 
-class HeldRun(Watched):
+class HeldRun(ObservedRun):
     """Three workers, one of them a spare, that do not go beyond the step in the file `gate`."""
 
     def __init__(self, home: Path) -> None:
-        self.gate = home / "gate"
+        gate = Gate(home / "gate")
+        self.let_go = gate.open_to
         self.let_go(10)
-        script = ["-m", "holdfast.testing.exactness_script", "--steps", str(STEPS), "--gate", str(self.gate)]
+        script = ["-m", "tests.trainings.exactness_training", "--steps", str(STEPS), "--gate", str(gate.path)]
         options = ["--workers", "2", "--spares", "1", "--save-every", "1h", "--dashboard", "0"]
         super().__init__(home, "shown", options, script)
-
-    def let_go(self, step: int) -> None:
-        partial = self.gate.with_suffix(".new")
-        partial.write_text(str(step))
-        partial.replace(self.gate)
 
 
 class Seen:

@@ -232,8 +232,11 @@ def test_a_port_that_is_taken(dashboard: Dashboard, writers: Writers, capsys: py
         (["dashboard", "nowhere"], "there is no run nowhere in"),
         (["dashboard", "--port", "70000", "r"], "70000 is not a port"),
         (["dashboard", "--port", "-1", "r"], "-1 is not a port"),
-        (["dashboard", "--port", "x", "r"], "invalid int value: 'x'"),
-        (["run", "--workers", "1", "--dashboard", "99999", "train.py"], "99999 is not a port"),
+        (["dashboard", "--port", "x", "r"], "--port is 'x', which is not a whole number"),
+        (
+            ["run", "--workers", "1", "--dashboard", "99999", "train.py"],
+            "--dashboard is 99999, but must be from 0 to 65535",
+        ),
         (["run", "--workers", "1", "--dashboard", "nowhere.py"], "there is no script nowhere.py"),
         (["run", "--workers", "1", "--dashboard"], "there is nothing to run"),
     ],

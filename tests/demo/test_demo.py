@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launch.proc import process_state
+from holdfast.placement.proc import process_state
 
 DEMO = Path(__file__).parents[2] / "scripts" / "demo.py"
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.workers import stacks
 from holdfast.detection import heartbeat
 from holdfast.detection.beat import Activity, Beat
 from holdfast.detection.heartbeat import Heartbeat, Pulse
 from holdfast.detection.pages import Note, Page, note_path
 from holdfast.detection.progress import Level, Limits, Sight, suspect
 from holdfast.events.telling import first_line_of_code
-from holdfast.launch import stacks
-from holdfast.launch.proc import busiest_state, catches, family_cpu_s, process_started
+from holdfast.placement.proc import busiest_state, catches, family_cpu_s, process_started
 
 
 class Trainer:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.detection.ring import WATCHERS, predecessors, successors
-from holdfast.testing.heartbeats import simulate
+from tests.harness.heartbeats import simulate
 
 hosts = st.sets(st.text("abcdef", min_size=1, max_size=4), min_size=1, max_size=12)
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
 PYTHON = re.compile(r"^( *)```python\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
-COMMANDS = ("run", "status", "events", "top", "dashboard", "scale", "stop", "runs", "drill")
+COMMANDS = ("run", "status", "events", "logs", "rm", "top", "dashboard", "scale", "stop", "runs", "drill", "check")
 
 
 def page(name: str) -> str:
@@ -32,9 +32,10 @@ def anchors(path: Path) -> frozenset[str]:
     return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
 
 
-def test_the_diagram_is_that_of_the_code() -> None:
+@pytest.mark.parametrize("drawing", ["draw_phases", "draw_options"])
+def test_what_is_drawn_is_that_of_the_code(drawing: str) -> None:
     done = subprocess.run(
-        [sys.executable, "scripts/draw_phases.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, f"scripts/{drawing}.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

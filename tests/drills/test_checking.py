@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.drills.checking import Outcome, Verdict, check, first_difference
+from holdfast.drills.conduct import _indices
 from holdfast.drills.figures import measure, recovered_at
 from holdfast.drills.schedule import Done, Planned
 from holdfast.drills.trace import DIGITS, Entry, Trace, TraceReader, trace_path
@@ -95,6 +96,17 @@ def test_a_step_twice_or_never() -> None:
     assert "the first in one only is 5" in broken(short)["every step once"]
 
 
+def test_who_was_left_behind_and_came_back_has_left_out_no_step() -> None:
+    others = [entry("w0.1", step, view=1 if step < 2 else 3) for step in range(STEPS)]
+    late = [entry("w1.1", step, view=1 if step < 2 else 3) for step in (0, 1, 4, 5)]
+    went_on = {"t": 101.0, "who": "w0.1", "kind": "view", "view": 2, "members": ["w0.1"]}
+    back = {**went_on, "view": 3, "members": ["w0.1", "w1.1"]}
+    events = [*outcome().events, went_on, back]
+    assert "every step once" not in broken(outcome([*others, *late], events=events))
+    stayed = [*outcome().events, {**went_on, "members": ["w0.1", "w1.1"]}, back]
+    assert "w1.1 applied step 4 after step 1" in broken(outcome([*others, *late], events=stayed))["every step once"]
+
+
 def test_workers_that_disagree() -> None:
     apart = changed(
         lambda one: replace(one, digests=bits(one.step, wrong="first.bias")) if one.worker == "w1.1" else one
@@ -131,6 +143,14 @@ def test_samples_that_come_twice_in_an_epoch() -> None:
     assert all(verdict.held for verdict in filled)
 
 
+def test_a_sampler_may_use_a_sample_as_often_as_it_likes() -> None:
+    sampled = outcome()
+    sampled.trace.plan = {**PLAN, "sampler": True}
+    assert all(verdict.held for verdict in check(outcome(), sampled, [kill()], None))
+    assert "the sampler's word" in verdicts(sampled)["every sample once"].text
+    assert _indices({**PLAN, "sampler": True}) is None and _indices({}) is None
+
+
 def test_going_back_without_a_reason_is_a_loss() -> None:
     resumed = {"t": 101.0, "who": "w0.1", "kind": "resumed", "step": 2}
     assert "of step 2" in broken(outcome(events=[*outcome().events, resumed]))["nothing lost"]
@@ -160,6 +180,22 @@ def test_wrong_bits_must_be_named_and_only_theirs() -> None:
     framed = {**named, "liars": ["w0.1"]}
     assert "w0.1 was named" in broken(outcome(events=[*outcome().events, framed]), [flip])["wrong bits named"]
     assert verdicts(outcome(), [replace(flip, note="")])["wrong bits named"].held is None
+
+
+def test_validation_and_the_best_model() -> None:
+    def validated(value: float, *, best: str = "step 4, weights a") -> Outcome:
+        told = {"t": 100.0, "who": "w0.1", "kind": "recorded", "step": 4, "metrics": {"val_loss": value}, "best": True}
+        made = outcome()
+        return replace(made, events=[*made.events, told], best=best)
+
+    quiet = validated(0.1 + 0.2)
+    found = verdicts(validated(0.1 + 0.2), quiet=quiet)
+    assert found["same validation"].held and found["same best model"].held
+    found = verdicts(validated(0.3, best="step 5, weights b"), quiet=quiet)
+    assert not found["same validation"].held and "0.3, and 0.30000000000000004" in found["same validation"].text
+    assert not found["same best model"].held and "step 5" in found["same best model"].text
+    assert not verdicts(replace(outcome(), best="no step"), quiet=quiet)["same validation"].held
+    assert "same validation" not in verdicts(outcome())
 
 
 def test_a_damaged_checkpoint() -> None:
@@ -202,3 +238,49 @@ def test_a_trace_is_read_as_it_grows(tmp_path: Path) -> None:
     (found,) = reader.look()
     assert (found.worker, found.step, found.counted) == ("w0.1", 0, (("w0.1", (0, 1)),))
     assert reader.begun == {"w0.1"} and reader.step == 0 and reader.look() == []
+
+
+# ---- what is suspected
+
+
+def joined_at(step: int, worker: str = "w1.2") -> dict[str, Any]:
+    return {"t": 100 + step * STEP_S, "who": worker, "kind": "joined", "view": 3, "step": step}
+
+
+def test_a_joiner_that_differs_first_has_been_given_too_little() -> None:
+    """It differs in its first step; the others only when they have added up what it computed."""
+    entries = [entry("w0.1", step, wrong="last.weight" if step > 4 else "") for step in range(STEPS)]
+    entries += [entry("w1.2", step, wrong="last.weight") for step in (4, 5)]
+    faulty = outcome(entries)
+    faulty.events.append(joined_at(4))
+    difference = first_difference(outcome(), faulty)
+    assert difference is not None and (difference.step, difference.workers) == (4, ("w1.2",))
+    text = check(outcome(), faulty, [kill()], indices, ["train.py:31 (scale *= 0.9)"])[1].text
+    assert "in the first step after w1.2 joined at step 4, so state that changes during training did not travel" in text
+    assert text.endswith("look at train.py:31 (scale *= 0.9)")
+
+
+def test_a_run_that_differs_after_it_resumed() -> None:
+    entries = [entry("w0.1", step, wrong="first.bias" if step > 2 else "") for step in range(STEPS)]
+    faulty = outcome(entries)
+    faulty.events.append({"t": 101.0, "who": "w0.1", "kind": "resumed", "step": 2})
+    text = verdicts(faulty)["exact"].text
+    assert "1 step after the run resumed from a checkpoint at step 2" in text and "extras" in text
+
+
+def test_a_difference_long_after_anybody_came_is_not_blamed_on_that() -> None:
+    entries = [
+        entry(worker, step, wrong="first.bias" if step > 4 else "")
+        for worker in ("w0.1", "w1.1")
+        for step in range(STEPS)
+    ]
+    faulty = outcome(entries)
+    faulty.events.append(joined_at(0, "w2.1"))
+    assert "did not travel" not in verdicts(faulty)["exact"].text
+
+
+def test_a_run_that_ended_with_a_mistake_in_the_script_says_which() -> None:
+    mistake = {"t": 101.0, "who": "w0.1", "kind": "script_mistake", "reason": "they differ in x", "hint": "look for y"}
+    faulty = outcome(exit_code=2, digests={}, last_words="  hint: look for y")
+    faulty.events.append(mistake)
+    assert verdicts(faulty)["training went on"].text == "the script ended it: they differ in x; look for y"

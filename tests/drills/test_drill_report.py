@@ -15,7 +15,7 @@ from holdfast.drills.plan import Plan
 from holdfast.drills.plots import lives, nice_ticks
 from holdfast.drills.report import Drill, html, write_report
 from holdfast.drills.schedule import Done, Planned
-from holdfast.testing.browser import MISSING, browsing, chromium
+from tests.harness.browser import MISSING, browsing, chromium
 
 EVENTS: list[dict[str, Any]] = [
     *({"t": 90.0, "who": "agent", "kind": "worker_started", "worker": f"w{slot}.1", "pid": 1} for slot in range(4)),
@@ -75,6 +75,7 @@ def browser() -> Iterator[Any]:
         yield running
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (360, "dark")])
 def test_it_opens_in_a_browser(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
     write_report(drill(), tmp_path / "drill.html")

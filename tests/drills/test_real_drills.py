@@ -20,7 +20,7 @@ import pytest
 
 from holdfast.drills.checking import Outcome, check, first_difference
 from holdfast.drills.trace import TRACE, TraceReader
-from holdfast.launch.proc import process_state
+from holdfast.placement.proc import process_state
 
 SCRIPT = Path(__file__).with_name("drilled.py")
 
@@ -57,6 +57,7 @@ def test_a_kill_changes_nothing_and_the_report_says_so(short: Path) -> None:
     found = json.loads((short / "out.json").read_text())
     assert found["held"] and not found["broken"] and found["faults"] == 1 and found["steps"] == 40, output
     assert found["digest"] == found["quiet_digest"] != ""
+    assert found["check"].startswith("exact in ") and f"in other ways: {found['check']}\n" in output
     (fault,) = found["fault_list"]
     assert fault["kind"] == "kill" and fault["victims"] and 0 < fault["recovery_s"] < 60
     assert found["goodput"] is None or 0 < found["goodput"] < 2
@@ -97,6 +98,18 @@ def test_a_script_that_looks_at_the_clock_is_found_out(short: Path) -> None:
     (said,) = [promise["text"] for promise in found["promises"] if promise["promise"] == "exact"]
     assert re.search(r"first different after step 30, in 0\.weight and \d+ other tensors", said), said
     assert "Broken: exact" in (short / "drill.html").read_text()
+
+
+def test_a_joiner_that_lacks_a_factor_is_found_out_with_the_line(short: Path) -> None:
+    faults = ("--spares", "1", "--kill-every", "1s", "--for", "1s", "--json", "out.json")
+    code, output = drill(short, *faults, "--", str(SCRIPT), "--forgets")
+    assert code == 1, output
+    found = json.loads((short / "out.json").read_text())
+    assert found["broken"] == ["exact"]
+    (text,) = [one["text"] for one in found["promises"] if one["promise"] == "exact"]
+    line = SCRIPT.read_text().splitlines().index("        factor *= 0.9") + 1
+    assert "not exact: " in output and "the global variable factor" in output
+    assert "state that changes during training did not travel" in text and f"drilled.py:{line} (factor *= 0.9)" in text
 
 
 @long

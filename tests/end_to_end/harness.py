@@ -11,32 +11,28 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.events import read_events
-from holdfast.launch.proc import find_workers
-from holdfast.testing.exactness import Watched
+from holdfast.placement.proc import find_workers
+from holdfast.testing.observed_run import ObservedRun
+from tests.harness.gate import Gate
 
 TRAIN = str(Path(__file__).with_name("train.py"))
 DEADLINE_S = 90.0
 
 
-class Training(Watched):
+class Training(ObservedRun):
     """A run of train.py that can be held at a step."""
 
     def __init__(self, home: Path, *options: str, script: list[str], held_at: int | None = None) -> None:
-        self.gate = home / "gate"
+        self.gate = Gate(home / "gate")
+        self.let_go = self.gate.open_to
         if held_at is not None:
             self.let_go(held_at)
-            script = [*script, "--gate", str(self.gate)]
+            script = [*script, "--gate", str(self.gate.path)]
         super().__init__(home, "r", list(options), script)
-
-    def let_go(self, step: int = 1_000_000) -> None:
-        partial = self.gate.with_suffix(".new")
-        partial.write_text(str(step))
-        partial.replace(self.gate)
 
     def at(self, step: int, workers: int) -> bool:
         """Whether so many workers of the present have come to this step."""
-        places = [self.home / f"at-{worker}" for worker in self.pids]
-        return sum(path.exists() and path.read_text() == str(step) for path in places) >= workers
+        return len(self.gate.at(step, self.pids)) >= workers
 
     def kill(self, *workers: str) -> None:
         for worker in workers:

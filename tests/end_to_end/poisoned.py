@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import holdfast
-from holdfast.testing.exactness_script import wait_at
+from tests.harness.gate import wait_at
 
 BATCH, SHARDS, STEPS = 16, 8, 30
 

@@ -19,15 +19,15 @@ import train
 from forked import agreed, forked
 from harness import DEADLINE_S, TRAIN, Training, holdfast, training
 
-from holdfast.checkpoint.reading import list_checkpoints, newest_valid, verify
+from holdfast.checkpoint.restoring.reading import list_checkpoints, newest_valid, verify
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.events import read_events
-from holdfast.testing import hdfs_server, s3_server
-from holdfast.testing.hdfs_server import HdfsCluster
-from holdfast.testing.http_proxy import HttpProxy
-from holdfast.testing.s3_server import S3Server
-from holdfast.testing.staged_training import WRITING, Announced
-from holdfast.testing.staged_training import __file__ as STAGED
+from tests.harness import hdfs_server, s3_server
+from tests.harness.hdfs_server import HdfsCluster
+from tests.harness.http_proxy import HttpProxy
+from tests.harness.s3_server import S3Server
+from tests.trainings.staged_training import WRITING, Announced
+from tests.trainings.staged_training import __file__ as STAGED
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(250)]
 STEPS = 160

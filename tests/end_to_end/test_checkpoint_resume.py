@@ -18,12 +18,12 @@ import train
 from forked import agreed, forked
 from harness import DEADLINE_S, TRAIN, Training, training
 
-from holdfast.checkpoint.manifest import directory_of, manifest_name
-from holdfast.checkpoint.reading import list_checkpoints, newest_valid, verify
+from holdfast.checkpoint.format.manifest import directory_of, manifest_name
+from holdfast.checkpoint.restoring.reading import list_checkpoints, newest_valid, verify
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.events import read_events
-from holdfast.testing.staged_training import __file__ as STAGED
-from holdfast.testing.staged_training import cut_small
+from tests.trainings.staged_training import __file__ as STAGED
+from tests.trainings.staged_training import cut_small
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 STEPS = 60
@@ -152,7 +152,7 @@ def test_another_batch_or_model_is_answered_by_a_sentence(trained: tuple[Path, P
     # One of them with two workers: only the first of them looks into storage, and both must come to an end.
     sentences = {
         "batch": (2, "was made with batch=16, and this run has batch=32"),
-        "model": (1, "was made with parameters=83, and this run has parameters=80"),
+        "model": (1, "was made with a model with 83 trained numbers, and this run has a model with 80 trained numbers"),
         "shape": (1, "the parameter 0.bias has shape (8,) in the run and (2, 4) here"),
     }
     changed = {how: start(tmp_path / how, place, script, workers, how) for how, (workers, _) in sentences.items()}
@@ -192,7 +192,7 @@ def swap_two(paths: list[Path]) -> tuple[Path, Path]:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.checkpoint import parts
+    from holdfast.checkpoint.format import parts
 
     monkeypatch.setattr(parts, "PART_BYTES", parts.PART_BYTES)
     monkeypatch.setattr(parts, "PIECE_BYTES_MAX", parts.PIECE_BYTES_MAX)

@@ -8,13 +8,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from holdfast.checkpoint import parts
-from holdfast.checkpoint.manifest import Manifest, directory_of
-from holdfast.checkpoint.reading import read_manifest, verify
-from holdfast.checkpoint.saved import Saved, Told
-from holdfast.checkpoint.saver import Saver
+from holdfast.checkpoint.format import parts
+from holdfast.checkpoint.format.manifest import Manifest, directory_of
+from holdfast.checkpoint.format.owner import Owner
+from holdfast.checkpoint.restoring.reading import read_manifest, verify
+from holdfast.checkpoint.saving.saved import Saved, Told
+from holdfast.checkpoint.saving.saver import Saver
 from holdfast.checkpoint.storage.memory import MemoryStorage
 from holdfast.core.errors import StorageUnavailable
+from holdfast.engine.transfer.claiming import Claim
 from holdfast.state.codec import flatten, pack_tree
 from holdfast.state.snapshot import Snapshot
 
@@ -28,7 +30,12 @@ class One:
         self.rank, self.count = rank, count
         self.saved: list[Saved] = []
         self.said: list[str] = []
-        told = Told(self._saved, lambda reason: self.said.append("down"), lambda down_s: self.said.append("up"))
+        told = Told(
+            self._saved,
+            lambda reason: self.said.append("down"),
+            lambda down_s: self.said.append("up"),
+            committing=Claim(Owner(run=run, id=run)).check,  # as in a run
+        )
         self.saver = Saver(lambda: storage, told, run=run, config={})
 
     def _saved(self, saved: Saved, manifest: Manifest) -> None:

@@ -17,11 +17,11 @@ import torch
 from forked import agreed, forked
 from harness import DEADLINE_S, Training, holdfast, training
 
-from holdfast.checkpoint.reading import list_checkpoints, read_manifest
+from holdfast.checkpoint.restoring.reading import list_checkpoints, read_manifest
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.events import read_events
-from holdfast.launch.environment import RUN_DIR
-from holdfast.testing.watched import send
+from holdfast.placement.environment import RUN_DIR
+from holdfast.testing.observed_run import send
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 SCRIPT = poisoned.__file__

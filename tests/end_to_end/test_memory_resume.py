@@ -16,11 +16,11 @@ import train
 from forked import agreed, forked
 from harness import DEADLINE_S, TRAIN, Training, training
 
-from holdfast.checkpoint.memory_place import kept_steps, memory_directory, sweep
-from holdfast.checkpoint.reading import list_checkpoints
+from holdfast.checkpoint.host_memory.place import kept_steps, memory_directory, sweep
+from holdfast.checkpoint.restoring.reading import list_checkpoints
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.events import read_events
-from holdfast.testing.watched import Watched
+from holdfast.testing.observed_run import ObservedRun
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 STEPS = 60
@@ -41,11 +41,11 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
     sweep()
 
 
-def happened(run: Watched, kind: str) -> list[dict[str, Any]]:
+def happened(run: ObservedRun, kind: str) -> list[dict[str, Any]]:
     return [event for event in read_events(run.directory.events) if event["kind"] == kind]
 
 
-def memory_of(run: Watched) -> Path:
+def memory_of(run: ObservedRun) -> Path:
     return memory_directory(run.directory.path, run.directory.secret())
 
 
@@ -140,7 +140,7 @@ def test_a_small_shared_memory_is_one_warning_and_costs_nothing_else(quiet: str,
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a mount namespace needs root and unshare")
     mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
-    run = Watched(
+    run = ObservedRun(
         tmp_path,
         "r",
         ["--workers", "2", "--memory", "plain", "--save-every", "5"],

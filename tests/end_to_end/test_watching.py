@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.core.spending import CATEGORIES, COMPUTING, DOWN, RECOVERING
 from holdfast.events import read_events
-from holdfast.events.accounting import Accounting
+from holdfast.observe.accounting import Accounting
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 STEPS = 12

@@ -15,13 +15,15 @@ WORKER = os.environ.get("HOLDFAST_WORKER", "")
 FIRST = os.environ.get("TEST_FIRST", "")  # a file: strangers come after the first worker has joined
 STRANGER = bool(FIRST) and not WORKER.startswith("w0.")
 
-if STRANGER and WORKER.startswith("w1."):
-    os.environ["ATEN_CPU_CAPABILITY"] = "default"
+if STRANGER and WORKER.startswith("w1.") and os.environ.pop("ATEN_CPU_CAPABILITY", "") != "default":
+    os.environ["ATEN_CPU_CAPABILITY"] = (
+        "default"  # another than the others have, also where the whole suite runs with it
+    )
 
 import torch  # noqa: E402
 
 import holdfast  # noqa: E402
-from holdfast.testing import exactness_script  # noqa: E402
+from tests.trainings import exactness_training  # noqa: E402
 
 join = holdfast.join
 runs: list[holdfast.Run] = []
@@ -43,7 +45,7 @@ def main(arguments: list[str]) -> str:
     sys.argv = [__file__, *arguments]
     holdfast.join = joining
     torch.manual_seed(0)
-    exactness_script.main()
+    exactness_training.main()
     digest = runs[0].digest()
     runs.pop().close()
     return digest

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from holdfast.cli.main import main
 from holdfast.core.events import KINDS
 from holdfast.events import EventLog
 from holdfast.events.telling import sentence
-from holdfast.launch.directory import RunDirectory
+from holdfast.placement.directory import RunDirectory
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +59,7 @@ def test_sentences_in_order_with_time_and_writer(run: RunDirectory, capsys: pyte
     told = lines(capsys)
     assert [line.split(maxsplit=3)[2:] for line in told] == [
         ["agent", "w0.1 ended: killed, signal 9"],
-        ["w1.1", "w0.1 lost at step 7: gone"],
+        ["w1.1", "w0.1 is lost to w1.1 at step 7: gone"],
         ["w1.1", "training goes on at step 7, 42 ms later"],
     ]
     assert all(line[4] == line[7] == "-" and line[13] == ":" for line in told)
@@ -94,20 +96,21 @@ def test_what_is_unknown_is_one_sentence(arguments: list[str], said: str, capsys
     assert len(told) == 2 and told[0].startswith(f"holdfast: {said}") and told[1].startswith("  hint: ")
 
 
-def command(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "holdfast", "events", "first", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@contextmanager
+def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Ends with the test, also where that fails."""
+    words = [sys.executable, "-m", "holdfast", "events", "first", *arguments]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_following_a_run_that_lives_and_ctrl_c(run: RunDirectory) -> None:
     log = log_of(run, "w0.1")
     log.write("left", step=1)
-    with run.locked():  # as an agent would
-        following = command("--follow", "--json")
+    with run.locked(), command("--follow", "--json") as following:  # locked as by an agent
         assert following.stdout is not None
         assert json.loads(following.stdout.readline())["step"] == 1
         log.write("left", step=2)
@@ -119,15 +122,13 @@ def test_following_a_run_that_lives_and_ctrl_c(run: RunDirectory) -> None:
 
 def test_following_ends_with_the_run_and_with_the_pipe(run: RunDirectory) -> None:
     log_of(run, "w0.1").write("left", step=1)
-    with run.locked():
-        following = command("--follow")
+    with run.locked(), command("--follow") as following:
         assert following.stdout is not None and "leaves at step 1" in following.stdout.readline()
         following.stdout.close()  # nothing more happens in the run, and still it is noticed
         assert following.wait(timeout=30) == 141
         assert following.stderr is not None and following.stderr.read() == ""
-        following.stderr.close()
-    following = command("--follow")
-    told, errors = following.communicate(timeout=30)
+    with command("--follow") as following:
+        told, errors = following.communicate(timeout=30)
     assert following.returncode == 0 and errors == "" and len(told.splitlines()) == 1
 
 
@@ -135,9 +136,8 @@ def test_a_pipe_that_is_closed_early_is_no_error(run: RunDirectory) -> None:
     log = log_of(run, "w0.1")
     for step in range(3000):
         log.write("left", step=step, reason="x" * 50)
-    reading = command()
-    assert reading.stdout is not None and reading.stderr is not None
-    reading.stdout.readline()
-    reading.stdout.close()
-    assert reading.wait(timeout=30) == 141 and reading.stderr.read() == ""
-    reading.stderr.close()
+    with command() as reading:
+        assert reading.stdout is not None and reading.stderr is not None
+        reading.stdout.readline()
+        reading.stdout.close()
+        assert reading.wait(timeout=30) == 141 and reading.stderr.read() == ""

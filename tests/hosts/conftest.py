@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hosts_harness import Land, land_of
 
+from holdfast.agent.hosts.etcd_cluster import find_etcd
 from holdfast.core.errors import ConfigError
-from holdfast.launch.etcd_cluster import find_etcd
 from holdfast.testing.switchboard import why_not
 
 

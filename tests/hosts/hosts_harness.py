@@ -12,14 +12,14 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+from holdfast.agent.hosts.etcd_cluster import EtcdCluster
 from holdfast.core.words import host_of
 from holdfast.events import read_events
-from holdfast.launch.etcd_cluster import EtcdCluster
-from holdfast.testing.exactness import SCRIPT, quiet_digest
-from holdfast.testing.fleet import Fleet
+from holdfast.testing.observed_run import ObservedHosts, ObservedRun
 from holdfast.testing.switchboard import Switchboard
-from holdfast.testing.watched import Watched
 from holdfast.trust.keys import create_keys
+from tests.soak.conducting import quiet_digest
+from tests.soak.exactness import SCRIPT
 
 MEMBERS = ("e1", "e2", "e3")
 SHARDS = 8
@@ -42,7 +42,7 @@ class Land:
         return Training(self, steps, options, workers, pause_s)
 
 
-class Training(Fleet):
+class Training(ObservedHosts):
     """The exactness script on all hosts of a land. `times` has a file for each worker: when it applied which step."""
 
     def __init__(self, land: Land, steps: int, options: Sequence[str], workers: int, pause_s: float) -> None:
@@ -51,10 +51,11 @@ class Training(Fleet):
         self.steps = steps
         self.times = land.home / "times"
         self.times.mkdir()
-        script = [str(SCRIPT), "--steps", str(steps), "--pause", str(pause_s), "--times", str(self.times)]
+        script = [SCRIPT, "--steps", str(steps), "--pause", str(pause_s), "--times", str(self.times)]
         common = ["--ledger", land.cluster.url, "--keys", str(land.home / "keys"), "--workers", str(workers), *options]
         super().__init__(
-            Watched(land.home, "r", common, script, host=host, prefix=land.board.command(host)) for host in land.hosts
+            ObservedRun(land.home, "r", common, script, host=host, prefix=land.board.command(host))
+            for host in land.hosts
         )
 
     def applied(self) -> dict[int, float]:
@@ -105,7 +106,7 @@ class Training(Fleet):
 def expected_digest(steps: int) -> str:
     """Of a quiet run on one host."""
     with tempfile.TemporaryDirectory(prefix="holdfast-quiet-") as home:
-        return quiet_digest(Path(home), 1, "auto", [str(SCRIPT), "--steps", str(steps)])
+        return quiet_digest(Path(home), 1, [SCRIPT, "--steps", str(steps)])
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hosts_harness import Land, Training, started
 
-from holdfast.checkpoint.memory_place import kept_steps, memory_directory, remove_memory, sweep
+from holdfast.checkpoint.host_memory.place import kept_steps, memory_directory, remove_memory, sweep
 from holdfast.events import read_events
-from holdfast.testing.watched import send
+from holdfast.testing.observed_run import send
 from holdfast.trust.keys import load_keys
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240), pytest.mark.xdist_group("hosts")]

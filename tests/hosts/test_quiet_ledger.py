@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.hosts.etcd_cluster import EtcdCluster, find_etcd
 from holdfast.core.errors import ConfigError
-from holdfast.launch.etcd_cluster import EtcdCluster, find_etcd
 from holdfast.ledger.etcd import open_etcd
-from holdfast.testing.exactness import SCRIPT
-from holdfast.testing.fleet import Fleet
-from holdfast.testing.watched import Watched
+from holdfast.testing.observed_run import ObservedHosts, ObservedRun
 from holdfast.trust.keys import create_keys
+from tests.soak.exactness import SCRIPT
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240), pytest.mark.xdist_group("hosts")]
 
@@ -48,8 +47,8 @@ def counted(cluster: EtcdCluster, *names: str) -> dict[str, float]:
 def test_steps_write_nothing_to_the_ledger(cluster: EtcdCluster, tmp_path: Path) -> None:
     create_keys(tmp_path / "keys")
     options = ["--ledger", cluster.url, "--keys", str(tmp_path / "keys"), "--workers", "1", "--listen", "127.0.0.1"]
-    script = [str(SCRIPT), "--steps", "100000", "--pause", "0.005"]
-    fleet = Fleet(Watched(tmp_path, "r", options, script, host=host) for host in ("alpha", "beta"))
+    script = [SCRIPT, "--steps", "100000", "--pause", "0.005"]
+    fleet = ObservedHosts(ObservedRun(tmp_path, "r", options, script, host=host) for host in ("alpha", "beta"))
     fleet.start()
     try:
         fleet.wait(lambda: len(fleet.members) == 2 and fleet.step >= 5, "both hosts to train", 90.0)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.hosts.etcd_cluster import EtcdCluster, find_etcd
 from holdfast.core.errors import ConfigError
-from holdfast.launch.etcd_cluster import EtcdCluster, find_etcd
 from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer
 
 from .serving import SECRET, ServerProcess

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from holdfast.launch.etcd_cluster import EtcdCluster
+from holdfast.agent.hosts.etcd_cluster import EtcdCluster
 from holdfast.ledger.etcd import open_etcd
 from holdfast.ledger.etcd.ledger import EtcdLedger
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.launch.etcd_cluster import EtcdCluster
+from holdfast.agent.hosts.etcd_cluster import EtcdCluster
 
 from .contract import LedgerContract, LedgerFactory
 from .etcd_serving import EtcdFactory

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.hosts.etcd_cluster import EtcdCluster, Tls
 from holdfast.core.errors import ConfigError, LedgerError, LedgerRefused, LedgerUnavailable
-from holdfast.launch.etcd_cluster import EtcdCluster, Tls
 from holdfast.ledger.etcd import check_url, open_etcd, survey
 from holdfast.ledger.etcd.address import Address, parse_url, read_credentials
 from holdfast.ledger.port import Change

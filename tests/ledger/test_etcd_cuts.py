@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launch.etcd_cluster import EtcdCluster
+from holdfast.agent.hosts.etcd_cluster import EtcdCluster
 from holdfast.testing.switchboard import Switchboard, why_not
 
 from .contract import WAIT_S

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import pytest
 
+from holdfast.agent.hosts.etcd_cluster import EtcdCluster
 from holdfast.core.errors import LedgerRefused, LedgerUnavailable, WatchGap
-from holdfast.launch.etcd_cluster import EtcdCluster
 from holdfast.ledger.etcd.endpoints import KEEP_ALIVE_TRY_S, TRY_S
 from holdfast.ledger.etcd.ledger import EtcdLedger
 from holdfast.ledger.etcd.watch import EtcdWatch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launch.etcd_cluster import EtcdCluster
+from holdfast.agent.hosts.etcd_cluster import EtcdCluster
 
 from .etcd_serving import fresh_run
 

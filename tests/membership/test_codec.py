@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import ProtocolError
-from holdfast.membership.codec import LENGTH, SHARDS_MAX, decode, encode
-from holdfast.membership.messages import Done, Message, Ready, Result
+from holdfast.membership.codec import SHARDS_MAX, decode, encode
+from holdfast.membership.messages import Done, Fetched, Message, Ready, Result
 from holdfast.membership.view_rules import Report
+from holdfast.net.framing import LENGTH
 from holdfast.reduce.reduction import Brought
 
 steps = st.integers(0, (1 << 40) - 1)
@@ -17,6 +18,7 @@ shard_lists = st.lists(st.integers(0, SHARDS_MAX - 1), max_size=20).map(tuple)
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Done, steps),
     st.builds(Result, steps),
+    st.builds(Fetched, steps),
     st.builds(Ready, steps, shard_lists, st.booleans(), st.booleans(), st.text(max_size=20)),
     st.builds(
         Report,
@@ -56,7 +58,7 @@ def test_random_json(value: object) -> None:
         message, _ = decode(json.dumps(value).encode())
     except ProtocolError:
         return
-    assert isinstance(message, Done | Ready | Result | Report)
+    assert isinstance(message, Done | Ready | Result | Report | Fetched)
 
 
 @given(json_values)

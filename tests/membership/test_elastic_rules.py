@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.words import View
-from holdfast.membership.codec import LENGTH, decode, encode
-from holdfast.membership.elastic import room, size_of, thinned
+from holdfast.membership.codec import decode, encode
 from holdfast.membership.machine import Machine, Phase
 from holdfast.membership.messages import Ready
 from holdfast.membership.view_rules import Report, reconcile
+from holdfast.modes.elastic.rules import ElasticRules, QuorumRules, room, size_of
+from holdfast.net.framing import LENGTH
 
 MEMBERS = ("w0.1", "w1.1", "w2.1")
 
@@ -30,13 +31,13 @@ def test_what_is_there_stays_and_the_rest_is_not_computed_again() -> None:
         "w1.1": Report(4, (5,), True, size=4),
         "w2.1": Report(3, (2, 3), size=4),  # it is sent step 3 first, and holds nothing of step 4
     }
-    plan = thinned(reconcile(View(2, MEMBERS), reports, 8), reports, 8)
+    plan = ElasticRules().settle(reconcile(View(2, MEMBERS), reports, 8), reports, 8)
     assert plan.assignment == {"w0.1": (0, 1), "w1.1": (5,), "w2.1": ()} and plan.gives
 
 
 def test_a_step_of_which_nothing_is_there_begins_anew_with_what_there_is_room_for() -> None:
     reports = {"w0.1": Report(4, size=4), "w1.1": Report(4, size=3), "w2.1": Report(None, size=4)}
-    plan = thinned(reconcile(View(2, MEMBERS), reports, 8), reports, 8)
+    plan = ElasticRules().settle(reconcile(View(2, MEMBERS), reports, 8), reports, 8)
     assert size_of(reports) == 4
     assert plan.assignment == {"w0.1": (0, 1), "w1.1": (2, 3)} and "w2.1" in plan.fetches
 
@@ -48,11 +49,11 @@ def test_a_report_says_how_large_the_run_is_meant_to_be() -> None:
 
 def late(*ready: tuple[int, ...], quorum: int) -> bool:
     """Whether one of four, still computing, is not waited for when others have brought these shards."""
-    machine = Machine("w0.1", shards=8, elastic=True)
+    machine = Machine("w0.1", shards=8, step_rules=QuorumRules(quorum))
     members = tuple(f"w{slot}.1" for slot in range(4))
     machine.view, machine.next, machine.phase = View(1, members), 3, Phase.COMPUTING
     machine._ready = {3: {f"w{slot}.1": Ready(3, shards) for slot, shards in enumerate(ready, start=1)}}
-    return machine.closes(quorum)
+    return machine.closes()
 
 
 def test_a_step_is_closed_when_enough_others_have_brought_shards() -> None:

@@ -11,6 +11,7 @@ from holdfast.core.words import View
 from holdfast.membership.view_rules import (
     Decision,
     LedgerState,
+    Patience,
     Registered,
     Report,
     Standing,
@@ -61,7 +62,9 @@ def test_a_member_without_state_waits_for_one_that_may_have_it() -> None:
 
 def test_nobody_waits_for_a_state_that_the_run_has_gone_back_from() -> None:
     state = ledger("n", view=View(1, ("a", "b")), size=1, dead=("b",))
-    assert "may still be alive" in propose_first("n", state, waited_s=5.0, timing=TIMING).reason
+    decision = propose_first("n", state, waited_s=5.0, timing=TIMING)
+    assert "may still be alive" in decision.reason
+    assert decision.patience == Patience(("a",), TIMING.abandon_s - 5.0)
     decision = propose_first("n", replace(state, rewound=True), waited_s=5.0, timing=TIMING)
     assert decision.view == View(2, ("n",), "all workers of view 1 are lost")
     lives = ledger("a", "n", view=View(1, ("a", "b")), size=1, dead=("b",))
@@ -130,5 +133,6 @@ def test_planned_changes_are_the_first_members_to_propose() -> None:
     assert propose_planned("b", state, frozenset()).view is None
     assert propose_planned("a", state, frozenset({"c"})).view is None
     assert propose_planned("b", ledger("b", view=view), frozenset()).view == View(4, ("b",), "lost a")
+    assert propose_planned("a", ledger("a", "b", view=view, size=1), frozenset()).reason == "b left"
     smaller = propose_planned("a", ledger("a", "b", view=view, size=1), frozenset()).view
     assert smaller is not None and smaller.members == ("a",)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from holdfast.core.errors import ProtocolError
 from holdfast.core.words import View
 from holdfast.membership import messages as m
-from holdfast.membership.codec import LENGTH, decode, encode
+from holdfast.membership.codec import decode, encode
 from holdfast.membership.machine import Machine, Phase
 from holdfast.membership.view_rules import LedgerState, Registered, Report
+from holdfast.net.framing import LENGTH
 
 MEMBERS = ("w0.1", "w1.1")
 NOW = 100.0
@@ -137,3 +141,76 @@ def test_who_leaves_without_a_group_cannot_know_whether_others_stay() -> None:
 )
 def test_what_is_said_of_checkpoints_travels(message: m.Ready | Report) -> None:
     assert decode(encode(message)[LENGTH.size :])[0] == message
+
+
+# ---- what a script comes to outside the shards
+
+
+def reduced(machine: Machine, step: int, **theirs: Any) -> list[m.Effect]:
+    """The effects up to the reduction of a step, in which the other brings shards 2 and 3."""
+    effects = machine.handle(m.Computed(step), NOW)
+    effects += machine.handle(m.Heard(1, "w1.1", m.Ready(step, (2, 3), **theirs)), NOW)
+    machine.handle(m.Reduced(step), NOW)
+    assert machine.phase is Phase.APPLYING
+    return effects
+
+
+@pytest.mark.parametrize("due", [True, False])
+def test_what_the_script_wants_is_saved_without_a_mark_and_once(due: bool) -> None:
+    machine = trains()
+    reduced(machine, 0, save=due, mark=5)
+    effects = machine.handle(m.Applied(0, save=True), NOW)
+    assert [one for one in effects if isinstance(one, m.Save)] == [m.Save(1, MEMBERS, wanted=True)]
+    reduced(machine, 1)
+    assert m.Save not in kinds(machine.handle(m.Applied(1), NOW))
+
+
+def test_without_checkpoints_nothing_is_saved() -> None:
+    machine = trains()
+    machine.checkpoints = False
+    reduced(machine, 0)
+    assert m.Save not in kinds(machine.handle(m.Applied(0, save=True), NOW))
+
+
+def test_the_first_members_reason_is_everybodys() -> None:
+    effects = reduced(trains(), 0, over="theirs")
+    assert next(one for one in effects if isinstance(one, m.Reduce)).over == "theirs"
+    machine = trains()
+    machine.handle(m.Computed(0, over="mine"), NOW)
+    (effect,) = machine.handle(m.Heard(1, "w1.1", m.Ready(0, (2, 3), over="theirs")), NOW)
+    assert isinstance(effect, m.Reduce) and effect.over == "mine"
+
+
+def test_who_is_here_and_who_has_gone_on() -> None:
+    machine = trains()
+    assert machine.is_here("w1.1") and not machine.is_here("w2.1") and not machine.has_gone_on("w1.1", 0)
+    reduced(machine, 0)
+    machine.handle(m.Heard(1, "w1.1", m.Ready(1, (2, 3))), NOW)
+    assert machine.has_gone_on("w1.1", 1) and not machine.has_gone_on("w1.1", 2)
+    machine.handle(m.PeerLost(1, "w1.1", "gone"), NOW)
+    assert machine.phase is Phase.APPLYING and not machine.is_here("w1.1")
+
+
+def test_what_is_shared_travels() -> None:
+    for message in (
+        m.Ready(3, (0, 1), over="val_loss rises"),
+        m.Shared((7, 1, 0, 2), (("0", {"loss": [0.1, 4.0]}), ("1", {"loss": [float("inf"), 4.0]}))),
+        m.Shared((0, 0, 3, 1 << 30), ()),
+    ):
+        assert decode(encode(message)[LENGTH.size :])[0] == message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"t":"shared","s":1,"at":[0,0],"i":[]}',
+        b'{"t":"shared","s":1,"at":[0,0,"x"],"i":[]}',
+        b'{"t":"shared","s":-1,"at":[0,0,0],"i":[]}',
+        b'{"t":"shared","s":1,"at":[0,0,0],"i":{}}',
+        b'{"t":"shared","s":1,"at":[0,0,0],"i":[[1,2]]}',
+        b'{"t":"shared","s":1,"at":[0,0,0],"i":[["a"]]}',
+    ],
+)
+def test_nonsense_is_refused(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(body)

@@ -11,9 +11,10 @@ from functools import cache
 import torch
 
 from holdfast.core.words import View, host_of
+from holdfast.membership.codec import decode
 from holdfast.membership.view_rules import assign
+from holdfast.net.groups import Connection, Group
 from holdfast.reduce.arena import Arena
-from holdfast.reduce.groups import Connection, Group
 from holdfast.reduce.hosts import Hosts
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.network import Network
@@ -51,7 +52,7 @@ def on_hosts(*counts: int) -> tuple[str, ...]:
 
 def groups(members: Sequence[str], stream: Stream, arenas: Mapping[str, Arena] | None = None) -> list[Group]:
     """Everyone connected with everyone. Members of one host have each other's arenas, if there are any."""
-    made = {member: Group(View(1, tuple(members)), member) for member in members}
+    made = {member: Group(View(1, tuple(members)), member, decode) for member in members}
     for position, a in enumerate(members):
         for b in members[position + 1 :]:
             near = arenas is not None and host_of(a) == host_of(b)
@@ -85,7 +86,7 @@ def by_hand(node: Range) -> list[torch.Tensor]:
 @cache
 def mean_by_hand(shards: int) -> list[torch.Tensor]:
     return [
-        sum_ / shards if sum_.dtype.is_floating_point or sum_.dtype.is_complex else sum_ // shards
+        sum_ / shards if sum_.dtype.is_floating_point or sum_.dtype.is_complex else sum_  # of integers it is the sum
         for sum_ in by_hand((0, shards))
     ]
 
@@ -130,7 +131,7 @@ class Crew:
     def readable(self, member: str) -> dict[str, Arena]:
         """The arenas that this member has: its own, and those of its host as they came with its connections."""
         connections = self.groups[member].connections.items()
-        return {member: self.arenas[member]} | {peer: one.arena for peer, one in connections if one.arena is not None}
+        return {member: self.arenas[member]} | {peer: one.memory for peer, one in connections if one.memory is not None}
 
     def shared_memory(self, *, two_rounds: bool) -> dict[str, Path]:
         view = View(1, self.members)

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.membership.view_rules import assign
+from holdfast.net.groups import BrokenGroup, Group
 from holdfast.reduce import network
-from holdfast.reduce.groups import BrokenGroup, Group
 from holdfast.reduce.hosts import by_host
 
 from .crews import STEP, WAIT_S, Crew, on_hosts, tcp_pair
@@ -125,7 +125,7 @@ def test_a_neighbour_that_went_on_is_noticed_before_anyone_can_use_its_sums() ->
 
 def test_a_neighbour_without_shared_memory_is_lost() -> None:
     crew = Crew(on_hosts(2, 1), 4, tcp_pair)
-    crew.groups["w0.1@a"].connections["w1.1@a"].arena = None
+    crew.groups["w0.1@a"].connections["w1.1@a"].memory = None
     path = crew.hosts(small=False)["w0.1@a"]
     with pytest.raises(BrokenGroup, match=r"lost w1\.1@a: it did not share its memory"):
         path.reduce(STEP, crew.layout, crew.members, crew.brought())

@@ -11,7 +11,7 @@ import torch
 
 from holdfast.membership import messages as m
 from holdfast.membership.codec import encode
-from holdfast.reduce.groups import BrokenGroup, Gone, Said
+from holdfast.net.groups import BrokenGroup, Gone, Said
 from holdfast.reduce.hosts import Hosts
 from holdfast.reduce.network import Network
 from holdfast.reduce.paths import check_coverage, make_path, takes_two_rounds

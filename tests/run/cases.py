@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,7 @@ class Training:
     """What a script has before its loop."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Any  # one, or several by name
     extras: dict[str, Any] = field(default_factory=dict)
 
 
@@ -52,6 +53,7 @@ class Case:
     apply: Callable[[Training, int], None] = apply
     before: Callable[[Training, int], None] = nothing  # before the loop over the step's shards
     steps: int = 6
+    around: Callable[[], AbstractContextManager[None]] = nullcontext  # around both loops
 
     def start(self) -> Training:
         torch.manual_seed(5)
@@ -306,7 +308,56 @@ def noisy(training: Training, step: int) -> None:
     training.optimizer.step()
 
 
+def gan() -> Training:
+    """A generator and a discriminator, each with an optimizer of another kind, and schedules for both."""
+    model = nn.ModuleDict(
+        {"g": mlp(nn.BatchNorm1d(8)), "d": nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))}
+    )
+    optimizers = {
+        "g": torch.optim.Adam(model["g"].parameters(), lr=1e-2),
+        "d": torch.optim.SGD(model["d"].parameters(), lr=0.1, momentum=0.9),
+    }
+    schedules = {f"schedule of {n}": torch.optim.lr_scheduler.StepLR(o, 2) for n, o in optimizers.items()}
+    return Training(model, optimizers, schedules)
+
+
+def judged(training: Training, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses of discriminator and generator."""
+    g, d = training.model["g"], training.model["d"]
+    made = g(torch.randn_like(batch[0]))
+    judge = F.softplus(-d(batch[0][:, :4])).mean() + F.softplus(d(made.detach())).mean()
+    return judge, F.softplus(-d(made)).mean()
+
+
+def both_backward(training: Training, batch: Batch, step: int) -> torch.Tensor:
+    judge, made = judged(training, batch, step)
+    judge.backward()
+    made.backward(inputs=list(training.model["g"].parameters()))
+    return judge + made
+
+
+def both_apply(training: Training, step: int) -> None:
+    for name, optimizer in training.optimizer.items():
+        optimizer.step()
+        training.extras[f"schedule of {name}"].step()
+
+
+def one_backward(training: Training, batch: Batch, step: int) -> torch.Tensor:
+    judge, made = judged(training, batch, step)
+    loss = made if step % 2 else judge
+    loss.backward(inputs=list(training.model["g" if step % 2 else "d"].parameters()))
+    return loss
+
+
+def one_apply(training: Training, step: int) -> None:
+    name = "g" if step % 2 else "d"
+    training.optimizer[name].step()
+    training.extras[f"schedule of {name}"].step()
+
+
 CASES: dict[str, Case] = {
+    "two optimizers": Case(gan, shard=both_backward, apply=both_apply),
+    "two optimizers in turn": Case(gan, shard=one_backward, apply=one_apply, steps=7),
     "mlp": Case(lambda: sgd(mlp(), weight_decay=0.01)),
     "batch norm": Case(lambda: sgd(mlp(nn.BatchNorm1d(8)))),
     "batch norm, cumulative": Case(lambda: sgd(mlp(nn.BatchNorm1d(8, momentum=None)))),

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.placement import exit_status
 
 torch.set_num_threads(1)
 torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)  # imports torch._dynamo: once, not in every fork
@@ -22,6 +23,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., holdfast.R
     ends: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", ends.append)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(exit_status, "is_obeyed", True)  # the process goes on, whatever became of the run
 
     def join(*arguments: Any, **options: Any) -> holdfast.Run:
         return holdfast.join(*arguments, **options)

@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from holdfast.agent.workers.processes import fence
+from holdfast.core.errors import WorkerEnded
 from holdfast.core.words import KEY_SIZE, encode_json, host_of
-from holdfast.launch.environment import LEDGER_SOCKET, WorkerEnvironment
-from holdfast.launch.processes import fence
 from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer
+from holdfast.placement.environment import LEDGER_SOCKET, WorkerEnvironment
 from holdfast.trust.keys import load_keys
 
 READY = "ready"
@@ -113,6 +114,9 @@ def _place(run_dir: Path, worker: str, path: str, lease_s: float, keys: str) -> 
         host=host,
         keys=keys,
         listen="127.0.0.1" if host else "",
+        outage_s=0.0,
+        audit_every=0,
+        late_after_s=0.0,
     )
 
 
@@ -142,9 +146,9 @@ def _be_worker(body: Callable[[], Any], place: WorkerEnvironment, writing: int) 
         try:
             answer = {"value": body()}
             code = 0
-        except SystemExit as end:
-            answer = {"value": f"{type(end).__name__}: {getattr(end, 'reason', end.code)}"}
-            code = int(end.code or 0)
+        except WorkerEnded as end:
+            answer = {"value": f"{type(end).__name__}: {end.reason}"}
+            code = end.code
         except BaseException as error:
             answer = {"error": f"{''.join(traceback.format_exception(error))}"}
         data = json.dumps(answer).encode()

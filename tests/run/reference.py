@@ -15,6 +15,7 @@ from cases import Case, Training, dataset
 from torch.utils.data import default_collate
 
 from holdfast.data.seeding import derive_seed, seed_everything
+from holdfast.state.optimizer import by_name
 
 SEED = 9
 
@@ -33,8 +34,21 @@ def mean(values: Sequence[torch.Tensor]) -> torch.Tensor:
     if values[0].dtype == torch.bool:
         return torch.stack(list(values)).any(0)
     if not (values[0].dtype.is_floating_point or values[0].dtype.is_complex):
-        return torch.stack([value.long() for value in values]).sum(0).div(len(values), rounding_mode="floor")
+        return _floored(values)
     return tree_sum(values) / len(values)
+
+
+def _floored(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """In Python's integers, which do not overflow."""
+    columns = zip(*(value.flatten().tolist() for value in values), strict=True)
+    means = [sum(column) // len(values) for column in columns]
+    return torch.tensor(means, dtype=values[0].dtype).view(values[0].shape)
+
+
+def buffer_mean(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Narrow numbers are added in float32, and rounded once, when they are written."""
+    narrow = values[0].dtype.is_floating_point and values[0].element_size() < 4
+    return mean([value.float() for value in values] if narrow else values)
 
 
 def permutation(epoch: int, length: int) -> list[int]:
@@ -44,11 +58,17 @@ def permutation(epoch: int, length: int) -> list[int]:
 
 def train(case: Case, *, shards: int, batch: int) -> tuple[Training, list[float]]:
     """The state after the case's steps, and the loss of each."""
+    with case.around():
+        return _train(case, shards=shards, batch=batch)
+
+
+def _train(case: Case, *, shards: int, batch: int) -> tuple[Training, list[float]]:
     training, data = case.start(), dataset()
     model = training.model
     per_epoch = len(data) // batch
     losses = []
     for step in range(case.steps):
+        seed_everything(derive_seed(SEED, step, "begin"))
         case.before(training, step)
         epoch, place = divmod(step, per_epoch)
         order = permutation(epoch, len(data))[place * batch :]
@@ -62,6 +82,7 @@ def train(case: Case, *, shards: int, batch: int) -> tuple[Training, list[float]
                 write(model, name, value)
             for parameter in model.parameters():
                 parameter.grad = None
+            torch.clear_autocast_cache()
             samples = default_collate([data[index] for index in order[shard * size : (shard + 1) * size]])
             seed_everything(derive_seed(SEED, step, shard))
             recorded.append(float(case.shard(training, samples, step).detach()))
@@ -69,13 +90,16 @@ def train(case: Case, *, shards: int, batch: int) -> tuple[Training, list[float]
             buffers.append({name: buffer.detach().clone() for name, buffer in model.named_buffers()})
         for parameter, values in zip(model.parameters(), zip(*gradients, strict=True), strict=True):
             there = [torch.zeros_like(parameter) if value is None else value for value in values]
-            parameter.grad = None if all(value is None for value in values) else mean(there)
+            parameter.grad = None
+            if not all(value is None for value in values):
+                parameter.grad = torch.empty_like(parameter).copy_(mean(there))
         for name, value in start.items():
             values = [ended[name] for ended in buffers]
             if all(other.shape == value.shape for other in values):
                 changed = any(raw(other) != raw(value) for other in values)
-                write(model, name, mean(values) if changed else value)
+                write(model, name, buffer_mean(values) if changed else value)
         seed_everything(derive_seed(SEED, step, "apply"))
+        torch.clear_autocast_cache()
         losses.append(sum(recorded) / shards)
         case.apply(training, step)
     return training, losses
@@ -83,7 +107,7 @@ def train(case: Case, *, shards: int, batch: int) -> tuple[Training, list[float]
 
 def write(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:
     owner, _, key = name.rpartition(".")
-    module = model.get_submodule(owner)
+    module = dict(model.named_modules())[owner]  # a scripted model has no get_submodule
     if module._buffers[key].shape == value.shape:
         module._buffers[key] = value.to(module._buffers[key].dtype).clone()
 
@@ -113,7 +137,8 @@ def state_of(training: Training) -> dict[str, str]:
     for name, buffer in training.model.named_buffers():
         if not name.endswith("cache"):
             walk(name, buffer)
-    walk("optimizer", training.optimizer.state_dict())
+    for name, optimizer in by_name(training.optimizer).items():
+        walk(f"optimizer{name}", optimizer.state_dict())
     for name, extra in training.extras.items():
         walk(name, extra.state_dict())
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from forked import Outcome, agreed, forked
 from torch.nn import functional as F
 
 import holdfast
+from holdfast.engine.recovery import auditing
 from holdfast.events import read_events
-from holdfast.launch.environment import AUDIT, AUDIT_EVERY, RUN_DIR, WORKER
+from holdfast.placement.environment import RUN_DIR, WORKER, variable
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 BATCH, SHARDS = 24, 6
@@ -31,7 +33,7 @@ def nothing(training: Training, step: int, shard: int) -> None:
 
 def train(name: str, audit: float, every: int, act: Act = nothing) -> Any:
     """`act(training, step, shard)` is called after each shard's backward, and with -1 before the first."""
-    os.environ.update({AUDIT: repr(audit), AUDIT_EVERY: str(every)})
+    os.environ.update({variable("audit"): repr(audit), variable("audit_every"): str(every)})
     case = CASES[name]
     training = case.start()
     run = holdfast.join(
@@ -127,7 +129,7 @@ def test_a_wrong_parameter_is_found_and_the_run_goes_back(tmp_path: Path) -> Non
     assert found  # by whoever did not hear of the rewind before it had heard all others
     for event in found:
         assert (event["step"], event["liars"], event["what"], event["good"]) == (2, ["w2.1"], "state", 0)
-        assert "parameters.0.weight" in event["where"]
+        assert event["where"] == "the parameter 0.weight"
 
 
 @pytest.mark.parametrize("audit", [0.0, 1.0], ids=["states", "shards"])
@@ -148,7 +150,7 @@ def _in_any_order(outcome: Outcome) -> str:
 
 def not_a_number() -> Any:
     """Every worker that computes the shard gets the same: it is the data."""
-    os.environ.update({AUDIT: "0.0", AUDIT_EVERY: "100"})
+    os.environ.update({variable("audit"): "0.0", variable("audit_every"): "100"})
     torch.manual_seed(0)
     training = sgd(mlp())
     data = dataset()
@@ -169,3 +171,25 @@ def test_a_shard_that_is_not_finite_is_looked_at_by_another_and_nobody_is_blamed
         assert "DivergedError" in outcome.error
         found = found_by(worker, tmp_path)
         assert found and not any(event["liars"] for event in found)
+
+
+def test_a_worker_that_dies_while_all_say_more_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the others say is enough: the learning rate differs, which no flipped bit does."""
+
+    def on_one_only(training: Training, step: int, shard: int) -> None:
+        if (step, shard) == (1, -1):
+            training.optimizer.param_groups[0]["lr"] *= 2
+
+    def dies() -> Any:
+        monkeypatch.setattr(auditing, "entries_of", lambda snapshot: os.kill(os.getpid(), signal.SIGKILL))
+        return train("mlp", 0.0, 6)
+
+    bodies = {
+        "w0.1": lambda: train("mlp", 0.0, 6, on_one_only),
+        "w1.1": dies,
+        "w2.1": lambda: train("mlp", 0.0, 6),
+    }
+    outcomes = forked(bodies)
+    for worker in ("w0.1", "w2.1"):
+        error = outcomes[worker].error
+        assert "ConfigError" in error and "differ in the optimizer's lr (parameter group 0) (" in error, outcomes

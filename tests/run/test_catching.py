@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 
 import pytest
 import torch
+import xxhash
 
-from holdfast.core.errors import IntegrityError, PeerError
+from holdfast.core.errors import PeerError, StorageError
+from holdfast.engine.recovery import catching
+from holdfast.engine.recovery.catching import MeanDesk, receive_mean, serve_mean
 from holdfast.membership import messages as m
-from holdfast.membership.codec import LENGTH, encode
+from holdfast.membership.codec import encode
+from holdfast.net.byte_ranges import Status, encode_reply
+from holdfast.net.framing import LENGTH
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.reduction import Kept
-from holdfast.run import catching
-from holdfast.run.catching import MeanDesk, receive_mean, serve_mean
 
 LAYOUT = Layout([torch.zeros(3), torch.zeros(5)])
 
@@ -61,10 +63,11 @@ def test_a_mean_arrives_as_it_was_sent() -> None:
     desk = MeanDesk()
     desk.put(kept(7), 30.0)
     near, far = socket.socketpair()
-    with near, far:
+    with near:
         thread = threading.Thread(target=serve_mean, args=(near, desk, 7))
         thread.start()
-        found = receive_mean(far, 7, LAYOUT)
+        with far:
+            found = receive_mean(far, 7, LAYOUT)
         thread.join()
     assert torch.equal(found.memory, kept(7).memory)
     assert found.step == 7 and found.present == {0, 1} and found.metrics == {"loss": 0.5} and found.is_intact()
@@ -75,31 +78,47 @@ def test_who_has_no_mean_hangs_up() -> None:
     with far:
         with near:
             serve_mean(near, MeanDesk(), 7)
-        with pytest.raises(PeerError):
+        with pytest.raises((PeerError, OSError)):
             receive_mean(far, 7, LAYOUT)
 
 
-GOOD = encode(m.Result(7), kept(7).note())
+def body(message: m.Message, note: object = None) -> bytes:
+    return encode(message, note)[LENGTH.size :]
+
+
+def reply(data: bytes, length: int | None = None) -> bytes:
+    size = len(data) if length is None else length
+    return encode_reply(Status.OK, size) + data + xxhash.xxh3_128_digest(data)
+
+
+GOOD = reply(body(m.Result(7), kept(7).note()))
+SLOT = LAYOUT.slot_bytes
 
 
 @pytest.mark.parametrize(
     "sent",
     [
-        GOOD + bytes(LAYOUT.slot_bytes) + bytes(16),
-        GOOD + bytes(3),
-        encode(m.Result(8), kept(8).note()) + bytes(LAYOUT.slot_bytes),
-        encode(m.Done(7)),
-        encode(m.Result(7), {"p": "x"}),
-        LENGTH.pack(1 << 30),
-        struct.pack("<I", 0),
-        LENGTH.pack(2) + b"{]",
+        GOOD + encode_reply(Status.OK, SLOT) + bytes(SLOT) + bytes(16),
+        GOOD + encode_reply(Status.OK, SLOT) + bytes(3),
+        GOOD + reply(bytes(SLOT - 1)),
+        GOOD + encode_reply(Status.MISSING, 3) + b"no.",
+        GOOD[:-1] + bytes([GOOD[-1] ^ 1]) + reply(bytes(SLOT)),
+        reply(body(m.Result(8), kept(8).note())) + reply(bytes(SLOT)),
+        reply(body(m.Done(7))) + reply(bytes(SLOT)),
+        reply(body(m.Result(7), {"p": "x"})) + reply(bytes(SLOT)),
+        encode_reply(Status.OK, 1 << 30),
+        reply(b""),
+        reply(b"{]"),
     ],
-    ids=["damaged", "short", "another step", "another message", "no note", "too long", "empty", "not JSON"],
+    ids=[
+        *("damaged", "short", "another size", "missing", "a damaged note", "another step", "another message"),
+        *("no note", "too long", "empty", "not JSON"),
+    ],
 )
 def test_what_is_not_the_mean_is_not_taken(sent: bytes) -> None:
     near, far = socket.socketpair()
-    with far:
-        with near:
-            near.sendall(sent)
-        with pytest.raises((PeerError, IntegrityError)):
+    with far, near:
+        near.sendall(sent)
+        near.shutdown(socket.SHUT_WR)
+        with pytest.raises((PeerError, StorageError)):
             receive_mean(far, 7, LAYOUT)

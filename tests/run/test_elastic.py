@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 import holdfast
 from holdfast.core.errors import ConfigError
-from holdfast.launch.environment import RUN_DIR
+from holdfast.placement.environment import RUN_DIR
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 SAMPLES, BATCH, SHARDS = 96, 24, 8  # 3 samples in a shard, 4 full steps in an epoch
@@ -58,13 +58,20 @@ class Seen:
 
 
 def train(
-    seen: Path, worker: str, *, epochs: int = 2, width: int = 8, at_step: AtStep | None = None, **options: Any
+    seen: Path,
+    worker: str,
+    *,
+    epochs: int = 2,
+    width: int = 8,
+    at_step: AtStep | None = None,
+    quorum: Any = None,
+    **options: Any,
 ) -> Any:
     """The digest, and the samples of each step, as this worker was told. `at_step(step, shard)`; -1: before them."""
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    options = {"mode": "elastic", **options}
+    options = {"mode": holdfast.Elastic(quorum=quorum), **options}
     run = holdfast.join(model, optimizer, Numbered(), batch=BATCH, shards=SHARDS, seed=3, **options)
     told = []
     for step in run.epochs(epochs):
@@ -124,7 +131,7 @@ def die() -> None:
 def test_while_all_are_there_the_bits_are_those_of_the_exact_mode(tmp_path: Path) -> None:
     digests = {
         agreed(forked(lambda mode=mode: train(tmp_path, "any", mode=mode)["digest"], workers=2))  # type: ignore[misc]
-        for mode in ("exact", "elastic")
+        for mode in (holdfast.Exact(), holdfast.Elastic())
     }
     assert len(digests) == 1
 
@@ -227,7 +234,6 @@ def test_loader_processes_fetch_what_will_be_needed(tmp_path: Path) -> None:
         ({"non_finite": "rewind"}, "non_finite='rewind' passes steps"),
         ({"quorum": 0}, "quorum is 0"),
         ({"quorum": 1.5}, "quorum is 1.5"),
-        ({"mode": "exact", "quorum": 2}, "quorum=2 leaves out"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(options: dict[str, Any], words: str, tmp_path: Path) -> None:

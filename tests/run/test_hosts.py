@@ -19,14 +19,15 @@ from torch import nn
 import holdfast
 from holdfast.core.errors import EXIT_EVICTED
 from holdfast.core.words import host_of
-from holdfast.launch.environment import PATH
+from holdfast.engine.worker import Worker
 from holdfast.membership import messages as m
-from holdfast.membership.codec import LENGTH, decode
-from holdfast.reduce.groups import Group
+from holdfast.membership.codec import decode
+from holdfast.net.framing import LENGTH
+from holdfast.net.groups import Group
+from holdfast.placement.environment import variable
 from holdfast.reduce.hosts import Hosts
 from holdfast.reduce.network import Network
 from holdfast.reduce.shared_memory import SharedMemory
-from holdfast.run.worker import Worker
 from holdfast.trust.keys import create_keys
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -117,13 +118,13 @@ def test_all_over_connections_if_asked() -> None:
 
 def test_workers_that_send_gradients_another_way_are_not_let_in() -> None:
     def other() -> Any:
-        os.environ[PATH] = "network"
+        os.environ[variable("path")] = "network"
         return train(SMALL)
 
     outcomes = forked({"w0.1@a": lambda: train(SMALL), "w0.1@b": other}, size=1)
     errors = [outcome.error for outcome in outcomes.values() if outcome.error]
     assert len(errors) == 1
-    assert "this worker has path=" in errors[0] and "but the run has path=" in errors[0]
+    assert "this worker has gradients " in errors[0] and "but the run has gradients " in errors[0]
 
 
 @pytest.mark.parametrize("case", [SMALL, LARGE], ids=["small", "large"])

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.words import Registration
+from holdfast.engine.recovery.knocking import Knocker
 from holdfast.membership.messages import Knock, Knocked
-from holdfast.reduce.groups import Connection
-from holdfast.run.knocking import Knocker
-from holdfast.run.listener import Listener
-from holdfast.run.mailbox import Mailbox
-from holdfast.run.sockets import open_tcp, open_unix
+from holdfast.net.groups import Connection
+from holdfast.net.listener import HandedOver, Listener
+from holdfast.net.mailbox import Mailbox
+from holdfast.net.meeting import GROUP
+from holdfast.net.sockets import open_tcp, open_unix
 from holdfast.trust.keys import Keys, create_keys
 
 WITHIN_S = 2.0
@@ -40,9 +41,7 @@ class Street:
         """A worker of host a, reached by a unix socket and with memory to share; of any other host, by TCP and TLS."""
         near = id.endswith("@a")
         server, address = open_unix(self._directory / f"{id}.sock") if near else open_tcp("127.0.0.1")
-        listener = Listener(
-            [server], self._keys, says or id, arena=None, on_group=self._group, on_snapshot=lambda view, sock: None
-        )
+        listener = Listener([server], self._keys, says or id, {GROUP: HandedOver(self._group)})
         self._stack.callback(listener.close)
         self.put_up(id, address)
 
@@ -111,14 +110,7 @@ def test_one_that_refuses_at_first_is_tried_again(street: Street) -> None:
         street.knocker.knock(Knock(1, ("w0.1@b",), 20.0), street.registrations)
         time.sleep(0.3)  # it has been refused at least once
         assert street.mailbox.is_empty
-        listener = Listener(
-            [server],
-            street.knocker._keys,
-            "w0.1@b",
-            arena=None,
-            on_group=street._group,
-            on_snapshot=lambda view, sock: None,
-        )
+        listener = Listener([server], street.knocker._keys, "w0.1@b", {GROUP: HandedOver(street._group)})
         server.listen()
         try:
             wait_until(lambda: not street.mailbox.is_empty)

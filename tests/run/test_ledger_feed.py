@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import LedgerUnavailable
-from holdfast.core.words import KEY_ROLLS, KEY_VIEW, KEY_WORKERS, Registration, View
+from holdfast.core.words import KEY_DONE, KEY_ROLLS, KEY_VIEW, KEY_WORKERS, Registration, View
+from holdfast.engine.ledger_feed import LedgerFeed, LedgerNews
 from holdfast.events import EventLog, read_events
 from holdfast.ledger.memory import MemoryLedger
 from holdfast.membership.reach import Roll
-from holdfast.run.ledger_feed import LedgerFeed, LedgerNews
-from holdfast.run.mailbox import Mailbox
+from holdfast.net.mailbox import Mailbox
 
 LEASE_S = 1.0
 ME = Registration(id="w0.1", host="", pid=1, pid_started=1, address="unix:/nowhere", fingerprint="x")
@@ -197,3 +197,29 @@ def test_a_slow_ledger_does_not_cost_the_lease(setting: Setting) -> None:
         setting.feed.put(f"note/{number}", b"")
     stays(lambda: setting.ledger.get(KEY) is not None, for_s=3 * LEASE_S)
     busy.set()
+
+
+def test_a_worker_without_an_agent_stays_until_the_ledger_says_that_it_has_finished(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setting.feed, "_outage_s", 30.0)
+    monkeypatch.setattr(setting.feed, "_parent", -1)
+    away = threading.Event()
+    away.set()
+
+    def put(key: str, value: bytes) -> int:
+        if away.is_set():
+            raise LedgerUnavailable("it is away")
+        return setting.ledger.put(key, value)
+
+    setting.lossy.put = put  # type: ignore[attr-defined]
+    setting.feed.start()
+    setting.feed.put_at_last(KEY_DONE, b"{}")
+    closing = threading.Thread(target=setting.feed.close)
+    closing.start()
+    closing.join(3.0)  # longer than a worker with an agent stays
+    assert closing.is_alive()
+    away.clear()
+    closing.join(10.0)
+    assert not closing.is_alive()
+    assert setting.ledger.get(KEY_DONE) is not None

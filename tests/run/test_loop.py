@@ -141,7 +141,7 @@ def test_the_outer_loop_may_be_left_early(joined: Join) -> None:
         training.optimizer.step()
         if step.number == 3:
             break
-    assert run.step == 3  # the step that was left is not told to be applied
+    assert run.step == 4  # the step in which it was left is applied
     run.close()
 
 
@@ -426,16 +426,17 @@ class LazyModel(nn.Sequential):
         ({"numerics": "maybe"}, "numerics is 'maybe'"),
         ({"non_finite": "maybe"}, "non_finite is 'maybe'"),
         ({"loader_workers": -1}, "loader_workers is -1"),
+        ({"collate_fn": 3}, "collate_fn is an int, not a function"),
         ({"prefetch": 0}, "loader_workers is 0 and prefetch is 0"),
         ({"dataset": []}, "the dataset is empty"),
         ({"dataset": Numbers(4)}, "the dataset has 4 samples, fewer than one batch of 8"),
         ({"dataset": Stream()}, "an iterable dataset has no positions"),
-        ({"dataset": iter([1, 2])}, "the dataset, a list_iterator, has no length"),
-        ({"dataset": {1, 2, 3, 4, 5, 6, 7, 8}}, "set has no __getitem__"),
-        ({"extras": {"thing": 3}}, "thing is a int without state_dict"),
-        ({"extras": {"thing": Opaque()}}, "state['extras']['thing']['state']['what'] is a object"),
-        ({"model": 3}, "join got a int and a SGD"),
-        ({"optimizer": None}, "join got a Sequential and a NoneType"),
+        ({"dataset": iter([1, 2])}, "the dataset is a list_iterator, which gives its samples once"),
+        ({"dataset": {1, 2, 3, 4, 5, 6, 7, 8}}, "the dataset is a set, which gives its samples once"),
+        ({"extras": {"thing": 3}}, "extras['thing'] is an int without state_dict"),
+        ({"extras": {"thing": Opaque()}}, "extras['thing']['state']['what'] is a object"),
+        ({"model": 3}, "the model is an int, not a torch.nn.Module"),
+        ({"optimizer": None}, "the optimizer is a NoneType, not a torch.optim.Optimizer"),
         ({"model": nn.ReLU()}, "the model has no parameters"),
         ({"model": LazyModel()}, "the model has lazy parameters"),
         ({"model": nn.Linear(2, 2)}, "the optimizer trains 4 of 4 parameters that are not in the model"),

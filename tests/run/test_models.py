@@ -9,12 +9,14 @@ import pytest
 import reference
 from cases import CASES, Case, Training, dataset
 from forked import agreed, forked
+from wild import WILD
 
 import holdfast
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")  # torch means well
 
 BATCH = 24
+ALL = CASES | WILD
 Join = Callable[..., holdfast.Run]
 
 
@@ -31,20 +33,21 @@ def train(case: Case, join: Join, *, shards: int, **options: Any) -> tuple[Train
         **options,
     )
     losses = []
-    for step in run.steps(case.steps):
-        case.before(training, step.number)
-        for batch in step:
-            step.record(loss=case.shard(training, batch, step.number))
-        losses.append(step.metrics["loss"])
-        case.apply(training, step.number)
+    with case.around():
+        for step in run.steps(case.steps):
+            case.before(training, step.number)
+            for batch in step:
+                step.record(loss=case.shard(training, batch, step.number))
+            losses.append(step.metrics["loss"])
+            case.apply(training, step.number)
     run.close()
     return training, losses
 
 
 @pytest.mark.parametrize("shards", [1, 3, 8])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL)
 def test_a_run_of_one_is_the_plain_loop(name: str, shards: int, joined: Join) -> None:
-    case = CASES[name]
+    case = ALL[name]
     training, losses = train(case, joined, shards=shards)
     expected, expected_losses = reference.train(case, shards=shards, batch=BATCH)
     assert losses == expected_losses

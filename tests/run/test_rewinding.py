@@ -13,19 +13,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.gathering import GatheredStorage, Source, whole_steps
-from holdfast.checkpoint.reading import list_checkpoints, newest_valid
+from holdfast.checkpoint.host_memory.gathering import GatheredStorage, Source, whole_steps
+from holdfast.checkpoint.restoring.reading import list_checkpoints, newest_valid
+from holdfast.checkpoint.saving.writing import write_state
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.writing import write_state
 from holdfast.core.errors import ConfigError, DivergedError, Evicted, LedgerUnavailable, ProtocolError, StorageRefused
 from holdfast.core.rewinds import RECORDS_MAX, Rewind, Rewinds
 from holdfast.core.words import KEY_ORIGIN, KEY_REWINDS, Registration
+from holdfast.engine.ledger_feed import LedgerFeed
+from holdfast.engine.recovery import rewinding
+from holdfast.engine.recovery.rewinding import Rewinding
 from holdfast.events import EventLog, read_events
 from holdfast.ledger.memory import MemoryLedger
-from holdfast.run import rewinding
-from holdfast.run.ledger_feed import LedgerFeed
-from holdfast.run.mailbox import Mailbox
-from holdfast.run.rewinding import Rewinding
+from holdfast.net.mailbox import Mailbox
 from holdfast.state.snapshot import Holder
 
 steps = st.integers(0, 50)

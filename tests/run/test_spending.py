@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from holdfast.core import spending as s
 from holdfast.detection.beat import Activity
+from holdfast.engine.spending import HeldUp, Spending
+from holdfast.engine.transfer.checkpointing import Checkpoints, NoCheckpoints
 from holdfast.events import EventLog, read_events
 from holdfast.membership.phases import Phase
-from holdfast.run.checkpointing import Checkpoints, NoCheckpoints
-from holdfast.run.spending import HeldUp, Spending
 
 
 class Clock:
@@ -140,30 +140,39 @@ def test_what_holds_training_up_is_on_the_account_and_everything_is_passed_on() 
         def __getattribute__(self, name: str) -> Any:
             if name.startswith("_"):
                 return super().__getattribute__(name)
-            calls.append((name, spending._account.doing))
-            return lambda *args, **kwargs: 0.001 if name == "wait_copied" else None
+
+            def call(*args: Any, **kwargs: Any) -> float | None:
+                calls.append((name, spending._account.doing))
+                return 0.001 if name == "wait_copied" else None
+
+            if name == "saving":
+                call()
+            return call
 
     spending = Spending()
     held = HeldUp(Inner(), spending)
     names = [name for name in vars(NoCheckpoints) if not name.startswith("_")]
-    assert {name for name in vars(HeldUp) if not name.startswith("_")} == set(names)
+    own = {name for name in vars(HeldUp) if not name.startswith("_")}
+    assert own | {*HeldUp._AS_THEY_ARE, *HeldUp._ON_ACCOUNT} == set(names)
     held.save(1, (), {})
     held.save_last(1, (), {})
     held.prepare(("w0.1",))
     held.wait_copied()
     held.settle_up_to(1)
-    held.settle()
+    held.settle(1)
     held.leave(1, (), {}, save=True)
     assert {doing for name, doing in calls if name not in ("prepare", "wait_copied")} == {s.CHECKPOINTING}
     assert len(calls) == 7 and spending._account.spent(time.monotonic())[s.CHECKPOINTING] > 0
     calls.clear()
     held.member_lost()
     held.arrived(1)
+    held.note(1, {})
     held.close()
     held.search_at(None)
     held.is_search_due(1.0)
     held.is_due(1, first=True)
     held.search()
+    held.newest()
     assert held.saving and {name for name, _ in calls} == set(names) - {
         *("save", "save_last", "prepare", "wait_copied", "settle_up_to", "settle", "leave")
     }

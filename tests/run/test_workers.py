@@ -18,11 +18,12 @@ import torch
 from cases import CASES, Case, Training, dataset, mlp, sgd
 from forked import agreed, forked
 from torch.nn import functional as F
+from wild import WILD
 
 import holdfast
-from holdfast.launch.environment import RUN_DIR
-from holdfast.run import joining
-from holdfast.run.numerics import check_fingerprint, fingerprint
+from holdfast.engine.api import joining
+from holdfast.engine.numerics import check_fingerprint, fingerprint
+from holdfast.placement.environment import RUN_DIR
 
 pytestmark = [
     pytest.mark.processes,
@@ -34,6 +35,8 @@ JOINERS = (
     *("mlp", "batch norm", "spectral norm", "frozen and thawed midway", "partly used", "groups", "scheduler"),
     *("bfloat16", "averaged model", "gradient scaler", "step now and then", "complex and float64", "channels last"),
     *("buffers of all kinds", "assigned buffers", "signs and gaps", "growing cache"),
+    *("two optimizers", "two optimizers in turn"),
+    *WILD,
 )
 
 
@@ -76,15 +79,16 @@ def train(case: Case, *, at_step: Callable[[int, int], None] | None = None) -> A
         seed=reference.SEED,
         extras=training.extras,
     )
-    for step in run.steps(case.steps):
-        case.before(training, step.number)
-        if at_step:
-            at_step(step.number, -1)
-        for number, batch in enumerate(step):
-            step.record(loss=case.shard(training, batch, step.number))
+    with case.around():
+        for step in run.steps(case.steps):
+            case.before(training, step.number)
             if at_step:
-                at_step(step.number, number)
-        case.apply(training, step.number)
+                at_step(step.number, -1)
+            for number, batch in enumerate(step):
+                step.record(loss=case.shard(training, batch, step.number))
+                if at_step:
+                    at_step(step.number, number)
+            case.apply(training, step.number)
     run.close()
     return reference.state_of(training)
 
@@ -92,7 +96,7 @@ def train(case: Case, *, at_step: Callable[[int, int], None] | None = None) -> A
 @pytest.mark.parametrize("name", JOINERS)
 def test_a_death_and_a_joiner_change_no_bit(name: str, tmp_path: Path) -> None:
     """One of two workers dies in the middle of step 2, a spare takes its place and sees the rest."""
-    case = CASES[name]
+    case = (CASES | WILD)[name]
     expected, _ = reference.train(case, shards=SHARDS, batch=BATCH)
     gone = tmp_path / "gone"
     joined = tmp_path / "joined"
@@ -173,6 +177,29 @@ def test_a_joiner_does_not_repeat_what_is_done_between_loops(place: int, spare_i
     bodies = {"w0.1": lambda: two_loops(victim), "w1.1": lambda: two_loops(survivor), "w0.2": spare}
     assert agreed(forked(bodies, size=2)) == quiet
     assert joined.exists()
+
+
+def test_buffers_that_change_between_loops_are_the_same_for_any_number_of_workers() -> None:
+    """By an evaluation that forgot `.eval()`, before an ordinary loop and before an empty one."""
+
+    def body() -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(1)
+        x, y = torch.randn(64, 4, generator=generator), torch.randint(0, 3, (64,), generator=generator)
+        run = holdfast.join(model, optimizer, torch.utils.data.TensorDataset(x, y), batch=16, shards=8)
+        for until in (0, 2, 2, 5):
+            with torch.no_grad():
+                model(x)
+            for step in run.steps(until):
+                for inputs, labels in step:
+                    F.cross_entropy(model(inputs), labels).backward()
+                optimizer.step()
+        run.close()
+        return run.digest()
+
+    assert agreed(forked(body, workers=3)) == agreed(forked(body, workers=1))
 
 
 def test_a_loop_that_is_left_early_is_over_for_a_joiner_too(tmp_path: Path) -> None:
@@ -286,7 +313,7 @@ def test_other_arithmetic_is_not_let_in_unless_told_otherwise(numerics: str) -> 
 def test_a_fingerprint_sees_another_capability_and_not_another_moment() -> None:
     """ATEN_CPU_CAPABILITY is read when torch starts, so this needs a process of its own."""
     program = (
-        "import torch; torch.set_num_threads(1); from holdfast.run.numerics import fingerprint; print(fingerprint())"
+        "import torch; torch.set_num_threads(1); from holdfast.engine.numerics import fingerprint; print(fingerprint())"
     )
     variables = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
     answer = subprocess.run(

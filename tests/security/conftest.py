@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from siege import Besieged, besieged
 
+from holdfast.agent.hosts.etcd_member import find_etcd
 from holdfast.core.errors import ConfigError
-from holdfast.launch.etcd_member import find_etcd
 
 
 @pytest.fixture(scope="module", params=["plain", "tls"])

@@ -38,6 +38,7 @@ from holdfast.core.words import (
 )
 from holdfast.detection.progress import Level
 from holdfast.detection.tidings import Crew, Opinion, Tidings, Told
+from holdfast.engine.ledger_feed import LedgerNews, read_news
 from holdfast.events import EventReader
 from holdfast.ledger import wire as ledger_wire
 from holdfast.ledger.channel import Channel
@@ -47,15 +48,16 @@ from holdfast.membership import codec
 from holdfast.membership.messages import Done, Ready, Result
 from holdfast.membership.reach import Roll
 from holdfast.membership.view_rules import Report
-from holdfast.reduce.groups import Connection, Gone, Group, Said
+from holdfast.net.byte_ranges import CHECK_BYTES, Request, Status, decode_reply, encode_reply
+from holdfast.net.framing import LENGTH, frame
+from holdfast.net.greeting import HELLO_BYTES, Greeting, Hello
+from holdfast.net.groups import FRAME_BYTES_MAX, Connection, Gone, Group, Said
 from holdfast.reduce.reduction import Brought
-from holdfast.run.greeting import HELLO_BYTES, Greeting, Hello
-from holdfast.run.ledger_feed import LedgerNews, read_news
 from holdfast.state.codec import flatten, pack_tree, unflatten, unpack_tree
 from holdfast.state.layout import allocate
 from holdfast.state.snapshot import Snapshot
 from holdfast.state.transfer import fetch, serve
-from holdfast.state.wire import CHECK_BYTES, Kind, Manifest, Request, Status, Summary, decode_reply, encode_reply
+from holdfast.state.wire import Manifest, Summary
 from holdfast.trust.handshake import MAC_BYTES, MAGIC, NONCE_BYTES, ServerHandshake
 from holdfast.trust.keys import Keys
 
@@ -73,6 +75,7 @@ NOTE = Brought((((0, 2), 0), ((2, 3), 1)), (0, 1), {"loss": {0: 1.5, 2: 0.25}}).
 REGISTRATION = Registration(
     id="w0.1@a", host="a", pid=3, pid_started=4, address="tcp:[::1]:9", fingerprint="f", local="unix:/x"
 )
+REQUEST = Request("tensors", 0, 8)
 ENTRY = Entry("worker/w0.1", b"value", 7, 3, 1)
 
 
@@ -101,6 +104,10 @@ def ledger_message(data: bytes) -> object:
     return answers
 
 
+def hello(data: bytes) -> object:
+    return Hello.decode(data, ("group", "snapshot"))
+
+
 def member_frame(data: bytes) -> object:
     message, note = codec.decode(data)
     return message, Brought.decode(note, slots=8, tensors=4)
@@ -112,13 +119,8 @@ def manifest(data: bytes) -> object:
     return unflatten(unpack_tree(found.tree), allocate(found.specs))
 
 
-def checked(data: bytes) -> bytes:
-    """With the right checksum: whoever can send a manifest can compute that."""
-    return data + xxhash.xxh3_128_digest(data)
-
-
 def headed(head: bytes) -> bytes:
-    return checked(struct.pack("!I", len(head)) + head + SNAPSHOT.tree)
+    return struct.pack("!I", len(head)) + head + SNAPSHOT.tree
 
 
 def head_of(data: bytes) -> bytes:
@@ -152,10 +154,10 @@ BODIES = [
 ]
 DECODERS = {
     "a message between members": Decoder(member_frame, tuple(BODIES)),
-    "a greeting": Decoder(Hello.decode, (Hello("group", 3, "w0.1").encode(None), b'{"slots": 3, "slot_bytes": 9}')),
+    "a greeting": Decoder(hello, (Hello("group", 3, "w0.1").encode(None), b'{"slots": 3, "slot_bytes": 9}')),
     "a message of the ledger": Decoder(ledger_message, ledger_frames(), length_first, lambda data: data[4:]),
-    "a request for a snapshot": Decoder(Request.decode, tuple(Request(kind, 0, 0).encode() for kind in Kind)),
-    "a reply about a snapshot": Decoder(decode_reply, (encode_reply(Status.OK, 77),)),
+    "a request for bytes": Decoder(Request.decode, (REQUEST.encode()[LENGTH.size :],)),
+    "a reply with bytes": Decoder(decode_reply, (encode_reply(Status.OK, 77),)),
     "a summary": Decoder(Summary.decode, (Summary.of(SNAPSHOT).encode(),)),
     "a manifest": Decoder(manifest, (Manifest.of(SNAPSHOT).encode(),), headed, head_of),
     "a manifest's tree": Decoder(lambda data: unflatten(unpack_tree(data), FLAT), (SNAPSHOT.tree,)),
@@ -322,9 +324,9 @@ def sent(data: bytes) -> tuple[socket.socket, socket.socket]:
 @settings(max_examples=100)
 @given(data=st.data())
 def test_a_group_says_what_it_heard_or_that_the_peer_is_gone(data: st.DataObject) -> None:
-    valid = b"".join(codec.LENGTH.pack(len(body)) + body for body in BODIES)
+    valid = b"".join(frame(body) for body in BODIES)
     ours, theirs = sent(data.draw(noise) if data.draw(st.booleans()) else changed_bytes(data, valid))
-    group = Group(View(1, ("a", "b")), "a")
+    group = Group(View(1, ("a", "b")), "a", codec.decode)
     group.add(Connection("b", ours))
     news: list[Said | Gone] = []
     with theirs, closing(group):
@@ -335,7 +337,7 @@ def test_a_group_says_what_it_heard_or_that_the_peer_is_gone(data: st.DataObject
             while group.connections["b"].paused and not group.connections["b"].lost:
                 news += group.resume("b")
         assert isinstance(news[-1], Gone)
-        assert len(group.connections["b"].inbox) <= codec.FRAME_BYTES_MAX + (1 << 17)
+        assert len(group.connections["b"].inbox) <= FRAME_BYTES_MAX + (1 << 17)
 
 
 @settings(max_examples=100)
@@ -343,16 +345,15 @@ def test_a_group_says_what_it_heard_or_that_the_peer_is_gone(data: st.DataObject
 def test_a_greeting_ends_with_a_hello_or_an_error(data: st.DataObject) -> None:
     """Both from a stranger, and from somebody who knows the secret and then says anything."""
     keys = Keys.from_secret(SECRET)
-    hello = Hello("group", 3, "w0.1").encode(None)
-    said = data.draw(noise) if data.draw(st.booleans()) else changed_bytes(data, hello)
+    valid = Hello("group", 3, "w0.1").encode(None)
+    said = data.draw(noise) if data.draw(st.booleans()) else changed_bytes(data, valid)
     proven = data.draw(st.booleans())
     ours, theirs = sent(said.ljust(HELLO_BYTES) if proven else said)
-    with theirs, closing(Greeting(ours, keys, time.monotonic() + 2)) as greeting:
+    with theirs, closing(Greeting(ours, keys, time.monotonic() + 2, purposes=("group",))) as greeting:
         if proven:
             greeting._handshake.need = 0
         with suppress(PeerError, OSError, ValueError):
-            found = greeting.advance()
-            assert found is None or isinstance(found[0], Hello)
+            assert not greeting.advance() or isinstance(greeting.hello, Hello)
 
 
 @settings(max_examples=100)
@@ -381,10 +382,10 @@ def test_a_ledger_channel_gives_a_message_or_an_error(data: st.DataObject) -> No
 @given(data=st.data())
 def test_both_ends_of_a_transfer_survive_anything(data: st.DataObject) -> None:
     summary, table = Summary.of(SNAPSHOT).encode(), Manifest.of(SNAPSHOT).encode()
-    answers = [encode_reply(Status.OK, len(part)) + part for part in (summary, table)]
+    answers = [encode_reply(Status.OK, len(part)) + part + xxhash.xxh3_128_digest(part) for part in (summary, table)]
     answers.append(encode_reply(Status.OK, SNAPSHOT.nbytes) + bytes(SNAPSHOT.nbytes + CHECK_BYTES))
     for talk, valid in (
-        (lambda sock: serve(sock, SNAPSHOT, stall_s=1, total_s=2), Request(Kind.RANGE, 0, 8).encode() * 3),
+        (lambda sock: serve(sock, SNAPSHOT, stall_s=1, total_s=2), REQUEST.encode() * 3),
         (lambda sock: fetch([sock], bytes_max=BYTES_MAX, stall_s=1, total_s=2), b"".join(answers)),
     ):
         ours, theirs = sent(data.draw(noise) if data.draw(st.booleans()) else changed_bytes(data, valid))

@@ -23,9 +23,9 @@ from holdfast.core.words import KEY_STOP, KEY_VIEW, Registration
 from holdfast.ledger.embedded import EmbeddedLedger
 from holdfast.membership.codec import encode
 from holdfast.membership.messages import Done, Ready
-from holdfast.run.dialling import dial, dial_snapshot
-from holdfast.run.greeting import Hello
-from holdfast.state.wire import Kind, Request
+from holdfast.net.byte_ranges import Request
+from holdfast.net.dialling import dial, dial_service
+from holdfast.net.greeting import Hello
 from holdfast.trust.handshake import MAC_BYTES, MAGIC, NONCE_BYTES
 from holdfast.trust.keys import Keys, create_keys
 
@@ -58,9 +58,9 @@ def try_all_doors(run: Besieged, keys: Keys, sentence: str = "secret|hung up|clo
         registration = run.registrations[port.owner]
         stranger = Registration(**{**vars(registration), "address": port.address, "local": ""})
         with pytest.raises(PeerError, match=sentence):
-            dial(stranger, "", keys, Hello("group", run.view, "w7.1"), arena=None).close()
+            dial(stranger, "", keys, Hello("group", run.view, "w7.1")).close()
         with pytest.raises(PeerError, match=sentence):
-            dial_snapshot(stranger, "", keys, run.view, "w7.1").close()
+            dial_service(stranger, "", keys, Hello("snapshot", run.view, "w7.1")).close()
 
 
 def test_a_stranger_who_has_the_address_only(run: Besieged) -> None:
@@ -102,7 +102,7 @@ def test_a_certificate_of_another_run(run: Besieged, other_keys: Keys) -> None:
         for port in [port for port in run.ports() if port.tls]:
             stranger = Registration(**{**vars(run.registrations[port.owner]), "local": ""})
             with pytest.raises(PeerError, match="certificate is not of this run"):
-                dial(stranger, "", stolen, Hello("group", run.view, "w7.1"), arena=None)
+                dial(stranger, "", stolen, Hello("group", run.view, "w7.1"))
             assert other_keys.certificates is not None
             other_keys.certificates.client.verify_mode = ssl.CERT_NONE
             try:
@@ -174,7 +174,7 @@ def test_a_recording_played_back(run: Besieged, tmp_path: Path) -> None:
                     registration = run.registrations[port.owner]
                     through = Registration(**{**vars(registration), "address": recorder.address, "local": ""})
                     hello = Hello("group", run.view - 1, "w7.1")
-                    connection = dial(through, "", run.keys, hello, arena=None)
+                    connection = dial(through, "", run.keys, hello)
                     assert connection.peer == port.owner
                     connection.sock.sendall(encode(Ready(run.applied(), (0,))))
                     connection.close()
@@ -283,14 +283,14 @@ def test_messages_of_an_old_view(run: Besieged) -> None:
                     continue
                 sleeper = next(member for member in run.members if member != worker)
                 far = Registration(**{**vars(registration), "local": ""})
-                connection = dial(far, "", run.keys, Hello("group", old, sleeper), arena=None)
+                connection = dial(far, "", run.keys, Hello("group", old, sleeper))
                 with suppress(OSError):
                     for message in (Ready(run.applied() + 1, tuple(range(8))), Done(run.applied() + 1)):
                         connection.sock.sendall(encode(message))
                 assert hung_up(connection.sock) == b"", "it was listened to"
                 connection.close()
-                with suppress(OSError), dial_snapshot(far, "", run.keys, old, sleeper) as sock:
-                    sock.sendall(Request(Kind.SUMMARY).encode())
+                with suppress(OSError), dial_service(far, "", run.keys, Hello("snapshot", old, sleeper)) as sock:
+                    sock.sendall(Request("summary").encode())
                     assert hung_up(sock) == b"", "it was given the state"
 
 

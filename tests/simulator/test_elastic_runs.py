@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from holdfast.membership import elastic, stepping
 from holdfast.membership import messages as m
 from holdfast.membership.machine import Machine, Phase
 from holdfast.membership.view_rules import Plan, Report
-from holdfast.testing.simulator import Violation, World, simulate
+from holdfast.modes.elastic import Elastic
+from holdfast.modes.elastic.rules import ElasticRules
+from tests.harness.simulator import Violation, World, simulate
 
 SEEDS = 200
+ELASTIC: dict[str, Any] = {"step_rules": Elastic().rules()}
 Patch = pytest.MonkeyPatch
+
+
+def quorum(of: int) -> dict[str, Any]:
+    return {"step_rules": Elastic(quorum=of).rules(), "stands_in": True}
 
 
 def short_steps(world: World) -> int:
@@ -25,7 +32,7 @@ def short_steps(world: World) -> int:
 def test_no_schedule_breaks_a_promise() -> None:
     short = 0
     for seed in range(SEEDS):
-        world = simulate(seed, elastic=True)
+        world = simulate(seed, **ELASTIC)
         short += short_steps(world) > 0
     assert short > SEEDS / 5  # steps did go on with what was there
 
@@ -33,7 +40,7 @@ def test_no_schedule_breaks_a_promise() -> None:
 def test_many_faults() -> None:
     short = 0
     for seed in range(12):
-        world = simulate(seed, elastic=True, workers=4, shards=8, steps=40, faults=25)
+        world = simulate(seed, **ELASTIC, workers=4, shards=8, steps=40, faults=25)
         short += short_steps(world)
         assert world.done
     assert short > 60
@@ -41,14 +48,14 @@ def test_many_faults() -> None:
 
 def test_liars_are_named_in_this_mode_too() -> None:
     for seed in range(25):
-        world = simulate(seed, elastic=True, workers=4, hosts=1, audit=True, lies=0.2, save_every=0)
+        world = simulate(seed, **ELASTIC, workers=4, hosts=1, audit=True, lies=0.2, save_every=0)
         assert world.given_up or world.steps_committed == world.schedule.steps
 
 
 def test_who_is_late_is_not_waited_for_and_has_the_same_weights() -> None:
     closed = 0
     for seed in range(100):
-        world = simulate(seed, elastic=True, quorum=2, workers=4)
+        world = simulate(seed, **quorum(2), workers=4)
         closed += world.books.closed
         assert world.done
     assert closed > 300
@@ -79,8 +86,8 @@ class BringsWhatItWasGiven(Machine):
 class ClosesForNothing(Machine):
     """Counts who has brought nothing among those that need not wait: a step may end up with no shards at all."""
 
-    def closes(self, quorum: int) -> bool:
-        return self.phase is Phase.COMPUTING and quorum <= len(self._ready.get(self.next or 0, {}))
+    def closes(self) -> bool:
+        return self.phase is Phase.COMPUTING and len(self._ready.get(self.next or 0, {})) >= 1
 
 
 class GoesOnWithoutItsState(Machine):
@@ -92,29 +99,29 @@ class GoesOnWithoutItsState(Machine):
 def compute_again(patch: Patch) -> None:
     """Who is left takes over the shards of the lost, and those that others hold."""
 
-    def taken_over(plan: Plan, reports: dict[str, Report], shards: int) -> Plan:
-        thin = real(plan, reports, shards)
+    def taken_over(rules: ElasticRules, plan: Plan, reports: dict[str, Report], shards: int) -> Plan:
+        thin = real(rules, plan, reports, shards)
         return Plan(plan.step, dict.fromkeys(thin.assignment, tuple(range(shards))), plan.gives, plan.fetches)
 
-    real = elastic.thinned
-    patch.setattr(stepping, "thinned", taken_over)
+    real = ElasticRules.settle
+    patch.setattr(ElasticRules, "settle", taken_over)
 
 
 def begin_anew(patch: Patch) -> None:
     """After a loss the step is handed out again, whatever is held."""
 
-    def anew(plan: Plan, reports: dict[str, Report], shards: int) -> Plan:
-        return real(plan, {one: Report(said.next, size=said.size) for one, said in reports.items()}, shards)
+    def anew(rules: ElasticRules, plan: Plan, reports: dict[str, Report], shards: int) -> Plan:
+        return real(rules, plan, {one: Report(said.next, size=said.size) for one, said in reports.items()}, shards)
 
-    real = elastic.thinned
-    patch.setattr(stepping, "thinned", anew)
+    real = ElasticRules.settle
+    patch.setattr(ElasticRules, "settle", anew)
 
 
 @pytest.mark.parametrize("mutant", [CommitsWithWhatItHasHeard, BringsWhatItWasGiven])
 def test_a_broken_machine_is_caught(mutant: type[Machine]) -> None:
     with pytest.raises(Violation):
         for seed in range(SEEDS):
-            simulate(seed, elastic=True, machine_class=mutant)
+            simulate(seed, **ELASTIC, machine_class=mutant)
 
 
 @pytest.mark.parametrize("mutate", [compute_again, begin_anew], ids=lambda mutate: mutate.__name__)
@@ -122,11 +129,11 @@ def test_a_broken_rule_is_caught(mutate: Callable[[Patch], None], monkeypatch: P
     mutate(monkeypatch)
     with pytest.raises(Violation):
         for seed in range(SEEDS):
-            simulate(seed, elastic=True)
+            simulate(seed, **ELASTIC)
 
 
 @pytest.mark.parametrize("mutant", [ClosesForNothing, GoesOnWithoutItsState])
 def test_a_broken_quorum_is_caught(mutant: type[Machine]) -> None:
     with pytest.raises(Violation):
         for seed in range(SEEDS):
-            simulate(seed, elastic=True, quorum=1, workers=4, machine_class=mutant)
+            simulate(seed, **quorum(1), workers=4, machine_class=mutant)

@@ -14,8 +14,8 @@ from holdfast.membership.late import still_late
 from holdfast.membership.machine import Machine
 from holdfast.membership.reach import Roll
 from holdfast.membership.view_rules import Decision, LedgerState, Plan
-from holdfast.testing.simulator import Schedule, Violation, World, simulate
-from holdfast.testing.simulator.books import Books
+from tests.harness.simulator import Schedule, Violation, World, simulate
+from tests.harness.simulator.books import Books
 
 SEEDS = 40
 MUTANT_SEEDS = 600
@@ -28,7 +28,7 @@ REGRESSIONS = ((40, 6), (152, 6), (154, 0), (1357, 5))
 
 
 def run(seed: int, *, faults: int = 0, machine_class: type[Machine] = Machine, **changes: Any) -> World:
-    changes = {"steps": 25, "pauses": 5, "spares": 0, "hangs": 0, "rewinds": 0, **changes}
+    changes = {"steps": 25, "pauses": 5, "spares": 0, "hangs": 0, "rewinds": 0, "loops": (), **changes}
     return simulate(seed, late=True, faults=faults, machine_class=machine_class, **changes)
 
 

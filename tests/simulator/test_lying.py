@@ -9,8 +9,8 @@ import pytest
 from holdfast.membership import auditing
 from holdfast.membership import messages as m
 from holdfast.membership.auditing import Said
-from holdfast.testing.simulator import Violation, World, simulate
-from holdfast.testing.simulator.lying import Hardware
+from tests.harness.simulator import Violation, World, simulate
+from tests.harness.simulator.lying import Hardware
 
 SEEDS = 120
 Patch = pytest.MonkeyPatch

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from holdfast.core.words import KEY_VIEW, KEY_WORKERS, View
-from holdfast.membership import balance, stepping, view_rules
+from holdfast.membership import balance, step_rules, stepping, view_rules
 from holdfast.membership import machine as machine_module
 from holdfast.membership import messages as m
 from holdfast.membership.machine import Machine, Phase
 from holdfast.membership.view_rules import Decision, LedgerState, Plan, Standing, Timing
-from holdfast.testing.simulator import Violation, simulate
-from holdfast.testing.simulator.books import Books
-from holdfast.testing.simulator.feed import Command, Feed
-from holdfast.testing.simulator.ledger import Ledger
-from holdfast.testing.simulator.network import Network
-from holdfast.testing.simulator.worker import Worker
+from tests.harness.simulator import Violation, simulate
+from tests.harness.simulator.books import Books
+from tests.harness.simulator.feed import Command, Feed
+from tests.harness.simulator.ledger import Ledger
+from tests.harness.simulator.network import Network
+from tests.harness.simulator.worker import Worker
 
 SEEDS = 2500
 Patch = pytest.MonkeyPatch
@@ -255,7 +255,7 @@ def forget_a_shard(patch: Patch) -> None:
         last = members[-1]
         return {**found, last: found[last][:-1]} if shards > 1 else found
 
-    patch.setattr(stepping, "divide", divide)
+    patch.setattr(step_rules, "divide", divide)
     _do_not_count(patch)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.words import KEY_VIEW, View, host_of
-from holdfast.testing.simulator import Schedule, World, simulate
-from holdfast.testing.simulator.network import Network
-from holdfast.testing.simulator.worker import Worker
+from tests.harness.simulator import Schedule, World, simulate
+from tests.harness.simulator.network import Network
+from tests.harness.simulator.worker import Worker
 
 SEEDS = range(8)
 HOSTS = ("alpha", "beta", "gamma")

@@ -10,11 +10,11 @@ import pytest
 from holdfast.core.rewinds import Rewind, Rewinds
 from holdfast.core.words import KEY_REWINDS
 from holdfast.detection.ward import Ward
-from holdfast.membership import balance, stepping
-from holdfast.testing.simulator import Violation, World, simulate
-from holdfast.testing.simulator.feed import Command
-from holdfast.testing.simulator.ledger import Ledger
-from holdfast.testing.simulator.rewinds import Rewinding
+from holdfast.membership import balance, step_rules
+from tests.harness.simulator import Violation, World, simulate
+from tests.harness.simulator.feed import Command
+from tests.harness.simulator.ledger import Ledger
+from tests.harness.simulator.rewinds import Rewinding
 
 SEEDS = 60
 Patch = pytest.MonkeyPatch
@@ -72,7 +72,7 @@ def move_for_any_gain(patch: Patch) -> None:
 
 
 def never_move(patch: Patch) -> None:
-    patch.setattr(stepping, "rebalanced", lambda current, shards, paces: None)
+    patch.setattr(step_rules, "rebalanced", lambda current, shards, paces: None)
 
 
 def take_the_hung_for_alive(patch: Patch) -> None:

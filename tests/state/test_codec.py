@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import holdfast.state
 from holdfast.core.errors import ConfigError, ProtocolError
-from holdfast.state.codec import TREE_BYTES_MAX, flatten, pack_tree, unflatten, unpack_tree
+from holdfast.state.codec import TREE_BYTES_MAX, InOrder, flatten, pack_tree, unflatten, unpack_tree
 from holdfast.state.layout import DTYPES, TensorSpec, allocate, memory_of, readable, spec_of
 
 
@@ -94,13 +94,26 @@ def test_every_value_comes_back_exactly(value: Any) -> None:
 
 
 def test_kinds_of_dicts() -> None:
-    assert same(there_and_back(OrderedDict(b=1, a=2)), {"b": 1, "a": 2})
-    assert same(there_and_back(defaultdict(list, {3: [1]})), {3: [1]})
+    ordered = there_and_back(OrderedDict(b=1, a=2))
+    assert type(ordered) is OrderedDict and list(ordered.items()) == [("b", 1), ("a", 2)]
+    for factory in (list, float, None):
+        default = there_and_back(defaultdict(factory, {3: [1]}))
+        assert type(default) is defaultdict and default.default_factory is factory and default == {3: [1]}
+    assert there_and_back(torch.Size([2, 3])) == torch.Size([2, 3])
     # MultiStepLR keeps its milestones in one, and calls .elements() on it.
     assert same(there_and_back(Counter([30, 30, 80])), Counter([30, 30, 80]))
     assert list(there_and_back({"b": 1, 10: 2, "a": 3, 9: 4}, sort=True)) == [9, 10, "a", "b"]
     array = numpy.arange(6, dtype=numpy.uint32).reshape(2, 3)[:, ::-1]
     assert same(there_and_back({"a": array}), {"a": numpy.ascontiguousarray(array)})
+    turned = numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3))
+    assert there_and_back(turned).flags.f_contiguous and same(there_and_back(turned), turned)
+
+
+def test_what_is_in_order_stays_in_order() -> None:
+    value = {"b": InOrder({"z": 1, "y": {"q": 2, "p": 3}}), "a": {"z": 1, "y": 2}}
+    back = there_and_back(value, sort=True)
+    assert list(back) == ["a", "b"] and list(back["a"]) == ["y", "z"]
+    assert list(back["b"]) == ["z", "y"] and list(back["b"]["y"]) == ["q", "p"]
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 1, 4, 1), (3, 2, 1, 1), (0, 3, 2, 2)])
@@ -133,6 +146,9 @@ class Thing:
     ("value", "path"),
     [
         ({"a": [1, {"b": Thing()}]}, "state['a'][1]['b'] is a Thing"),
+        ({"a": numpy.ma.masked_array([1.0, 2.0], mask=[0, 1])}, "state['a'] is a numpy MaskedArray"),
+        ({"a": defaultdict(lambda: 3)}, "state['a'] is a defaultdict whose default is"),
+        ({"a": {1, 2}}, "state['a'] is a set"),
         ({"f": lambda: 0}, "state['f'] is a function"),
         ({(1, 2): 3}, "state has the key (1, 2), a tuple"),
         ({"s": {1}}, "state['s'] is a set"),

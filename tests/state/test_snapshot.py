@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -173,16 +174,27 @@ def test_parameters_are_referenced_and_buffers_are_as_of_the_capture() -> None:
     assert worker.holder.capture(2).digest() != digest
 
 
+@dataclass
+class StartOfStep:
+    buffers: dict[str, torch.Tensor]
+
+    def base(self) -> dict[str, torch.Tensor]:
+        return self.buffers
+
+    def to_restore(self) -> dict[str, torch.Tensor]:
+        return self.buffers
+
+
 def test_buffers_of_the_start_of_the_step_can_be_given() -> None:
     worker = Worker(1, sgd)
     worker.run(0, 1)
-    start = {name: buffer.clone() for name, buffer in worker.model.named_buffers()}
+    start = StartOfStep({name: buffer.clone() for name, buffer in worker.model.named_buffers()})
     digest = worker.holder.capture(1).digest()
     extras = {"scheduler": worker.scheduler, "average": worker.average, "scaler": worker.scaler}
     with torch.no_grad():
         worker.model(torch.randn(4, 2, 5, 5))
     worker.model.calls -= 1
-    holder = Holder(worker.model, worker.optimizer, extras, buffers=lambda: start)
+    holder = Holder(worker.model, worker.optimizer, extras, buffers=start)
     assert holder.capture(1).digest() == digest
 
 

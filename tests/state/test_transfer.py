@@ -14,23 +14,16 @@ from typing import Any
 import pytest
 import torch
 import xxhash
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.errors import HoldfastError, IntegrityError, PeerError, ProtocolError
+from holdfast.net.byte_ranges import Request, Status, decode_reply, encode_reply
 from holdfast.state import transfer
 from holdfast.state.codec import flatten, pack_tree, unflatten, unpack_tree
 from holdfast.state.snapshot import Snapshot
 from holdfast.state.transfer import fetch, serve
-from holdfast.state.wire import (
-    Kind,
-    Manifest,
-    Request,
-    Status,
-    Summary,
-    decode_reply,
-    encode_reply,
-)
+from holdfast.state.wire import Manifest, Summary
 
 MIB = 2**20
 
@@ -136,7 +129,8 @@ def test_a_slow_peer_delivers_less(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(count("fast", 0), count("slow", 0.1)) as socks:
         got = fetch(socks, bytes_max=BIG)
     assert got.digest() == held.digest()
-    assert sent["slow"] < sent["fast"] and sum(sent.values()) == held.nbytes
+    beside = 2 * len(Summary.of(held).encode()) + len(Manifest.of(held).encode())
+    assert sent["slow"] < sent["fast"] and sum(sent.values()) == held.nbytes + beside
 
 
 @pytest.mark.parametrize("after", [0, 300, 20_000, 1_500_000])
@@ -148,11 +142,7 @@ def test_a_slow_peer_delivers_less(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chunks_of_a_failing_peer_come_from_another(after: int, deed: Any) -> None:
     held = snapshot()
     with served(bad(held, after, deed), good(held)) as socks:
-        try:
-            assert fetch(socks, bytes_max=BIG, stall_s=0.7).digest() == held.digest()
-        except (IntegrityError, ProtocolError):
-            # A damaged summary makes two peers that disagree: refused, not guessed.
-            assert deed is None and after == 0
+        assert fetch(socks, bytes_max=BIG, stall_s=0.7).digest() == held.digest()
 
 
 def test_when_no_peer_is_left_the_error_says_what_became_of_each() -> None:
@@ -191,21 +181,24 @@ def test_a_state_that_changed_meanwhile_is_noticed() -> None:
     held = snapshot()
     held.digest()
     held.tensors[0][0] = 7.0  # optimizer.step() came too early
-    with served(good(held)) as socks, pytest.raises(PeerError, match="not those that it promised"):
+    with served(good(held)) as socks, pytest.raises(PeerError, match="not those that were promised"):
         fetch(socks, bytes_max=BIG)
 
 
 def test_a_server_refuses_what_is_not_there_and_does_not_wait_for_ever() -> None:
     held = snapshot()
     with served(good(held)) as (sock,):
-        sock.sendall(Request(Kind.RANGE, 0, held.nbytes + 1).encode())
+        sock.sendall(Request("tensors", 0, held.nbytes + 1).encode())
         status, length = decode_reply(sock.recv(9))
-        assert status is Status.REFUSED and b"the snapshot has" in sock.recv(length)
+        assert status is Status.REFUSED and b"fewer than" in sock.recv(length)
+        sock.sendall(Request("secrets").encode())
+        status, length = decode_reply(sock.recv(9))
+        assert status is Status.MISSING and b"has no 'secrets'" in sock.recv(length)
     mine, theirs = socket.socketpair()
     with mine, theirs:
         with pytest.raises(PeerError, match="gone or does not read"):
             serve(theirs, held, stall_s=0.05)
-        mine.sendall(Request(Kind.RANGE, 0, held.nbytes).encode())
+        mine.sendall(Request("tensors", 0, held.nbytes).encode())
         with pytest.raises(PeerError, match="gone or does not read"):
             serve(theirs, held, stall_s=0.05)  # nobody reads
         mine.close()
@@ -213,24 +206,12 @@ def test_a_server_refuses_what_is_not_there_and_does_not_wait_for_ever() -> None
             serve(theirs, held)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.binary(max_size=80))
-@example(Request(Kind.SUMMARY).encode()[:5])
-@example(struct.pack("!BQQ", 3, 5, 5))
-@example(struct.pack("!BQQ", 3, 0, 2**64 - 1))
-def test_hostile_requests_get_a_typed_error(data: bytes) -> None:
-    with suppress(ProtocolError):
-        Request.decode(data)
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
-        mine.sendall(data)
-        mine.shutdown(socket.SHUT_WR)
-        with suppress(PeerError):
-            serve(theirs, SMALL, stall_s=1)
-
-
 SMALL = snapshot(floats=10)
 MANIFEST = Manifest.of(SMALL).encode()
+
+
+def reply(data: bytes) -> bytes:
+    return encode_reply(Status.OK, len(data)) + data + xxhash.xxh3_128_digest(data)
 
 
 @settings(max_examples=80, deadline=None)
@@ -242,12 +223,7 @@ MANIFEST = Manifest.of(SMALL).encode()
         st.integers(0, 2**64 - 1).map(lambda length: encode_reply(Status.REFUSED, length)),
         st.binary(max_size=60).map(
             lambda data: (
-                encode_reply(Status.OK, len(Summary.of(SMALL).encode()))
-                + Summary.of(SMALL).encode()
-                + encode_reply(Status.OK, len(MANIFEST))
-                + MANIFEST
-                + encode_reply(Status.OK, SMALL.nbytes)
-                + data
+                reply(Summary.of(SMALL).encode()) + reply(MANIFEST) + encode_reply(Status.OK, SMALL.nbytes) + data
             )
         ),
     )
@@ -259,10 +235,6 @@ def test_hostile_answers_get_a_typed_error(data: bytes) -> None:
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises((PeerError, IntegrityError)):
             fetch([mine], bytes_max=BIG, stall_s=1)
-
-
-def checked(data: bytes) -> bytes:
-    return data + xxhash.xxh3_128_digest(data)
 
 
 heads = st.fixed_dictionaries(
@@ -286,7 +258,7 @@ def test_hostile_manifests_get_a_typed_error_and_promise_no_more_than_allowed(
 ) -> None:
     data = json.dumps(head).encode()
     try:
-        manifest = Manifest.decode(checked(struct.pack("!I", max(0, len(data) + lie)) + data + tree), bytes_max=1000)
+        manifest = Manifest.decode(struct.pack("!I", max(0, len(data) + lie)) + data + tree, bytes_max=1000)
     except ProtocolError:
         return
     assert sum(spec.nbytes for spec in manifest.specs) == manifest.summary.nbytes <= 1000
@@ -297,10 +269,7 @@ def test_hostile_manifests_get_a_typed_error_and_promise_no_more_than_allowed(
 def test_damaged_manifests_get_a_typed_error_or_still_add_up(place: int, byte: int, end: int) -> None:
     data = bytearray(MANIFEST)
     data[place] = byte
-    if data != MANIFEST:
-        with pytest.raises(IntegrityError):
-            Manifest.decode(bytes(data), bytes_max=BIG)
-    for attempt in (checked(bytes(data[:-16])), checked(bytes(data[:end]))):
+    for attempt in (bytes(data), bytes(data[:end])):
         try:
             manifest = Manifest.decode(attempt, bytes_max=BIG)
             unflatten(unpack_tree(manifest.tree), SMALL.tensors)
@@ -310,11 +279,9 @@ def test_damaged_manifests_get_a_typed_error_or_still_add_up(place: int, byte: i
 
 
 @given(st.binary(max_size=100))
-def test_hostile_summaries_and_replies_get_a_typed_error(data: bytes) -> None:
+def test_hostile_summaries_get_a_typed_error(data: bytes) -> None:
     with suppress(ProtocolError):
         Summary.decode(data)
-    with suppress(ProtocolError):
-        decode_reply(data)
 
 
 def test_summaries_come_back() -> None:

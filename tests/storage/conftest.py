@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.testing.hdfs_server import HdfsCluster, why_not
+from tests.harness.hdfs_server import HdfsCluster, why_not
 
 
 @pytest.fixture(scope="module")

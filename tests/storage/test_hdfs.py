@@ -11,7 +11,7 @@ import pytest
 from holdfast.checkpoint.storage.hdfs import HdfsStorage
 from holdfast.checkpoint.storage.hdfs_errors import translated
 from holdfast.core.errors import ConfigError, IntegrityError, StorageError, StorageRefused, StorageUnavailable
-from holdfast.testing.hdfs_server import HdfsCluster
+from tests.harness.hdfs_server import HdfsCluster
 
 from .storage_contract import MIB, SharedStorageContract
 

@@ -21,7 +21,7 @@ from holdfast.checkpoint.storage import hdfs
 from holdfast.checkpoint.storage.hdfs import HdfsStorage
 from holdfast.checkpoint.storage.port import Stored
 from holdfast.core.errors import NotStored, StorageRefused, StorageUnavailable
-from holdfast.testing.hdfs_server import BLOCK_BYTES, HdfsCluster
+from tests.harness.hdfs_server import BLOCK_BYTES, HdfsCluster
 
 pytestmark = pytest.mark.xdist_group("hdfs")
 

@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.checkpoint.storage.port import Storage
-from holdfast.testing import s3_server
-from holdfast.testing.s3_server import S3Server
+from tests.harness import s3_server
+from tests.harness.s3_server import S3Server
 
 from .storage_contract import MIB, WAIT_S, SharedStorageContract
 

@@ -16,9 +16,9 @@ from holdfast.checkpoint.storage import object_store
 from holdfast.checkpoint.storage.object_store import ObjectStorage
 from holdfast.checkpoint.storage.port import Storage, Stored
 from holdfast.core.errors import NotStored, StorageError, StorageRefused, StorageUnavailable
-from holdfast.testing import s3_server
-from holdfast.testing.http_proxy import HttpProxy
-from holdfast.testing.s3_server import S3Server
+from tests.harness import s3_server
+from tests.harness.http_proxy import HttpProxy
+from tests.harness.s3_server import S3Server
 
 from .storage_contract import MIB, WAIT_S, aligned, filled, names, noise, write
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.library import load, save
-    from holdfast.checkpoint.retention import Keep
+    from holdfast.checkpoint.saving.retention import Keep
 
 __all__ = ["Keep", "load", "save"]
 
 _HOMES = {
-    "Keep": "holdfast.checkpoint.retention",
+    "Keep": "holdfast.checkpoint.saving.retention",
     "load": "holdfast.checkpoint.library",
     "save": "holdfast.checkpoint.library",
 }

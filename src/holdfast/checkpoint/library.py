@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.checkpoint.parts import tensor_names
-from holdfast.checkpoint.reading import list_checkpoints, newest_valid, read_manifest, read_snapshot
-from holdfast.checkpoint.retention import Keep, abandoned, delete_checkpoint, superseded
+from holdfast.checkpoint.format.parts import tensor_names
+from holdfast.checkpoint.restoring.reading import list_checkpoints, newest_valid, read_manifest, read_snapshot
+from holdfast.checkpoint.saving.retention import Keep, abandoned, delete_checkpoint, superseded
+from holdfast.checkpoint.saving.writing import Progress, missing_parts, write_state
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.checkpoint.storage.port import Storage
-from holdfast.checkpoint.writing import Progress, missing_parts, write_state
 from holdfast.core.errors import ConfigError, IntegrityError, NotStored
 from holdfast.state.codec import flatten, pack_tree, unflatten, unpack_tree
 from holdfast.state.layout import TensorSpec, spec_of

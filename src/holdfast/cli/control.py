@@ -1,12 +1,17 @@
-"""`holdfast scale` and `holdfast stop`: a word to a run's agent, through its ledger."""
+"""`holdfast scale`, `stop` and `give-up`: a word to a run's agent, through its ledger."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from holdfast.agent.asking import ask_to_stop, declare_gone, ledger_of
+from holdfast.agent.settings import check_workers
+from holdfast.cli.parser import nearest
 from holdfast.core.errors import ConfigError
 from holdfast.core.words import KEY_SIZE, encode_json
-from holdfast.launch.asking import ask_to_stop, ledger_of
-from holdfast.launch.directory import RunDirectory, home_directory, runs_in
-from holdfast.launch.settings import check_name, check_workers, host_name
+from holdfast.events.telling import count
+from holdfast.placement.directory import RunDirectory, home_directory, runs_in
+from holdfast.placement.naming import check_name, host_name
 
 
 def find_run(name: str, home: str | None) -> RunDirectory:
@@ -14,12 +19,18 @@ def find_run(name: str, home: str | None) -> RunDirectory:
     place = home_directory(home)
     name, _, host = name.partition("@")
     check_name(name)
-    found = [run for run in runs_in(place) if run.name == name and (not host or run.host == host)]
+    runs = runs_in(place)
+    found = [run for run in runs if run.name == name and (not host or run.host == host)]
     if len(found) > 1:
         found = [run for run in found if run.host in ("", host_name())] or found
     if not found:
+        near = nearest(name, {run.name for run in runs})
+        part = f"{name} of host {host}" if host else name
         raise ConfigError(
-            f"there is no run {name} in {place}", hint="list them with `holdfast runs`, or give its --dir"
+            f"there is no run {part} in {place}",
+            hint=f"did you mean {near}?"
+            if near and near != name
+            else "list them with `holdfast runs`, or give its --dir",
         )
     if len(found) > 1:
         parts = ", ".join(f"{run.name}@{run.host}" for run in found)
@@ -38,7 +49,12 @@ def scale(name: str, home: str | None, workers: int) -> int:
     with ledger_of(directory) as ledger:
         ledger.put(KEY_SIZE + directory.host, encode_json({"workers": workers}))
     at = f" on host {directory.host}" if directory.host else ""
-    print(f"run {name} is asked to have {workers} workers{at}")
+    print(f"run {name} is asked to have {count(workers, 'worker')}{at}")
+    return 0
+
+
+def give_up(name: str, home: str | None, hosts: Sequence[str]) -> int:
+    print(declare_gone(find_run(name, home), hosts))
     return 0
 
 

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.core.errors import ConfigError
-
-PORT = 8642
-PORT_MAX = 65535
+from holdfast.core.options.kinds import PORT_MAX
+from holdfast.core.options.run import DASHBOARD_PORT as PORT
 
 
 def add_dashboard_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,12 +21,6 @@ def add_dashboard_arguments(parser: argparse.ArgumentParser) -> None:
         "--actions", action="store_true", help="let the page drain workers, save and stop; prints a secret address"
     )
     parser.set_defaults(command=show)
-
-
-def add_dashboard_flag(run: argparse.ArgumentParser) -> None:
-    run.add_argument(
-        "--dashboard", nargs="?", const=str(PORT), metavar="PORT", help=f"show the run in the browser (default: {PORT})"
-    )
 
 
 def show(options: argparse.Namespace) -> int:
@@ -52,17 +45,6 @@ def check_port(port: int) -> None:
         raise ConfigError(f"{port} is not a port", hint=f"ports are from 1 to {PORT_MAX}; 0 is any that is free")
 
 
-def split_port(options: argparse.Namespace, words: list[str]) -> int | None:
-    """The port of `--dashboard [PORT]`; None without it. A word after it that is no number begins the script's."""
-    if options.dashboard is None:
-        return None
-    if not options.dashboard.isdecimal():
-        words.insert(0, options.dashboard)
-        return PORT
-    check_port(int(options.dashboard))
-    return int(options.dashboard)
-
-
 @contextmanager
 def beside(home: Path, name: str, host: str, port: int | None) -> Iterator[None]:
     """A dashboard for as long as the agent runs. A port that is taken is said before anything is started."""
@@ -70,7 +52,7 @@ def beside(home: Path, name: str, host: str, port: int | None) -> Iterator[None]
         yield
         return
     from holdfast.dashboard.server import Dashboard
-    from holdfast.launch.directory import RunDirectory
+    from holdfast.placement.directory import RunDirectory
 
     dashboard = Dashboard(RunDirectory(home, name, host), port)
     print(f"holdfast | dashboard: {dashboard.url}", flush=True)

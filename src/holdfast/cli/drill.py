@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast.cli.run_options import add_option
+from holdfast.cli.script_words import misplaced
 from holdfast.core.errors import ConfigError
+from holdfast.core.options.declaring import option_of
+from holdfast.core.options.run import AgentOptions, CheckpointOptions
 
 USAGE = (
     "holdfast drill [PLAN.toml] [options] -- script.py [arguments]\n"
@@ -34,8 +39,8 @@ def add_arguments(drill: argparse.ArgumentParser) -> None:
     drill.add_argument("plan", nargs="?", metavar="PLAN.toml", help="the options below, by their names; flags beat it")
     drill.add_argument("--list", action="store_true", help="explain every fault")
     drill.add_argument("--show", action="store_true", help="print the schedule of faults, and do nothing")
-    drill.add_argument("--workers", type=int, metavar="N", help="how many workers train (default: 4)")
-    drill.add_argument("--spares", type=int, metavar="K", help="workers that wait to replace others (default: 2)")
+    add_option(drill, option_of(AgentOptions, "workers"), usual="4")
+    add_option(drill, option_of(AgentOptions, "spares"), usual="2")
     drill.add_argument("--hosts", type=int, metavar="N", help="in network namespaces (default: 1; --partition: 2)")
     drill.add_argument("--for", metavar="T", help="how long faults are injected (default: 60s)")
     drill.add_argument("--seed", type=int, metavar="S", help="which faults come when (default: 0)")
@@ -47,12 +52,13 @@ def add_arguments(drill: argparse.ArgumentParser) -> None:
     drill.add_argument("--storage-down", metavar="T", help="take the checkpoints' place away for so long")
     drill.add_argument("--disk-full", nargs="?", const=True, metavar="T", help="no room for checkpoints (default: 10s)")
     drill.add_argument("--corrupt", metavar="WHAT", help="flip a bit: of a gradient, a parameter or the optimizer")
-    drill.add_argument("--save-every", metavar="N", help="how often the runs save (default: 5s)")
+    add_option(drill, option_of(CheckpointOptions, "every"), usual="5s")
+    add_option(drill, option_of(CheckpointOptions, "keep_best"))
     drill.add_argument("--goodput-min", type=float, default=0.0, metavar="F", help="less goodput counts as broken")
     drill.add_argument("--report", default="drill.html", metavar="PATH", help="the report (default: drill.html)")
     drill.add_argument("--json", metavar="PATH", help="the same for programs")
     drill.add_argument("--keep", action="store_true", help="keep the directory with the runs")
-    drill.set_defaults(command=_drill, words=[])
+    drill.set_defaults(command=_drill, words=[], parser=drill)
 
 
 def _drill(options: argparse.Namespace) -> int:
@@ -63,6 +69,10 @@ def _drill(options: argparse.Namespace) -> int:
     if options.list:
         print(listing())
         return 0
+    words: list[str] = options.words
+    module = words[:1] == ["-m"]
+    for sentence in misplaced(words[1:] if module else words, options.parser, module=module, before="-- "):
+        print(f"holdfast: {sentence}", file=sys.stderr)
     flags = {name: getattr(options, name.replace("-", "_")) for name in option_names()}
     given = read_plan(Path(options.plan)) if options.plan else {}
     plan = parse_plan({**given, **{name: value for name, value in flags.items() if value is not None}})
@@ -74,14 +84,17 @@ def _drill(options: argparse.Namespace) -> int:
 
 
 def _conduct(options: argparse.Namespace, plan: Any) -> int:
+    from holdfast.agent.settings import RunSettings
+    from holdfast.checkpoint.settings import CheckpointSettings
     from holdfast.drills.conduct import Request, conduct
-    from holdfast.launch.settings import RunSettings
 
     words: list[str] = options.words
     if words[:1] == [] or words == ["-m"]:
         raise ConfigError("there is nothing to drill", hint="name the script after --: holdfast drill … -- train.py")
     module = words[0] == "-m"
-    RunSettings(name="drill", script=words[1] if module else words[0], module=module, workers=plan.workers).validate()
+    saving = CheckpointSettings(every=plan.save_every, keep_best=plan.keep_best)
+    script = words[1] if module else words[0]
+    RunSettings(name="drill", script=script, module=module, workers=plan.workers, checkpoint=saving).validate()
     if not 0 <= options.goodput_min <= 1:
         raise ConfigError(f"--goodput-min is {options.goodput_min:g}", hint="give a fraction from 0 to 1")
     return conduct(

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import ConfigError
+from holdfast.events.telling import count
 
 if TYPE_CHECKING:
-    from holdfast.launch.etcd_cluster import EtcdCluster
+    from holdfast.agent.hosts.etcd_cluster import EtcdCluster
     from holdfast.ledger.etcd.members import EtcdStatus, MemberStatus
     from holdfast.ledger.etcd.runs import RunFound
 
@@ -52,13 +53,13 @@ def add_arguments(ledger: argparse.ArgumentParser, parser_class: Any) -> None:
 
 
 def _place(home: str | None) -> Path:
-    from holdfast.launch.directory import home_directory
+    from holdfast.placement.directory import home_directory
 
     return home_directory(home) / "etcd"
 
 
 def _url(options: argparse.Namespace) -> str:
-    from holdfast.launch.etcd_cluster import read_record
+    from holdfast.agent.hosts.etcd_cluster import read_record
 
     chosen = options.ledger or os.environ.get(URL)
     if not chosen:
@@ -75,7 +76,7 @@ def _url(options: argparse.Namespace) -> str:
 
 
 def start_members(home: str | None, members: int | None, background: bool) -> int:
-    from holdfast.launch.etcd_cluster import EtcdCluster, adopt
+    from holdfast.agent.hosts.etcd_cluster import EtcdCluster, adopt
 
     directory = _place(home)
     with _locked(directory):
@@ -96,6 +97,8 @@ def start_members(home: str | None, members: int | None, background: bool) -> in
             )
         assert cluster is not None
         cluster.start()
+        if not background:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)  # after the members were started, who would inherit it
         print(f"a ledger of {len(cluster.members)} on this host; its data is in {directory}")
         print(f"  --ledger {cluster.url}")
         print("end it with `holdfast ledger stop`" if background else "Ctrl-C ends it", flush=True)
@@ -103,9 +106,8 @@ def start_members(home: str | None, members: int | None, background: bool) -> in
 
 
 def _attend(cluster: EtcdCluster) -> int:
-    """Until a signal comes, or nothing is left to attend to."""
+    """Until a signal comes, which must be blocked, or nothing is left to attend to."""
     living = list(cluster.members)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)  # after the members were started, who would inherit it
     try:
         while living:
             ending = signal.sigtimedwait(_ENDINGS, _LOOK_S)
@@ -122,7 +124,7 @@ def _attend(cluster: EtcdCluster) -> int:
 
 
 def stop_members(home: str | None) -> int:
-    from holdfast.launch.etcd_cluster import adopt
+    from holdfast.agent.hosts.etcd_cluster import adopt
 
     directory = _place(home)
     cluster = adopt(directory)
@@ -130,7 +132,7 @@ def stop_members(home: str | None) -> int:
     if cluster is None or not living:
         raise ConfigError(f"no ledger runs in {directory}", hint="give the --dir that it was started with")
     cluster.stop()
-    print(f"ended {living} members; their data stays in {directory}")
+    print(f"ended {count(living, 'member')}; their data stays in {directory}")
     return 0
 
 
@@ -225,5 +227,5 @@ def _member_words(member: MemberStatus) -> str:
 
 
 def _run_line(run: RunFound) -> str:
-    state = "running" if run.alive else "finished" if run.done else "stopped"
-    return f"{run.name:<30} {state:<9} {run.hosts} hosts, {run.workers} workers, {run.keys} keys"
+    state = "finished" if run.done else "running" if run.alive else "stopped"
+    return f"{run.name:<30} {state:<9} {count(run.hosts, 'host')}, {count(run.workers, 'worker')}, {run.keys} keys"

@@ -1,5 +1,5 @@
-"""The command line: `holdfast run`, `status`, `events`, `top`, `dashboard`, `scale`, `stop`, `runs`, `checkpoint`,
-`ledger`, `drill`, `keys`.
+"""The command line: `holdfast run`, `check`, `status`, `events`, `logs`, `top`, `dashboard`, `scale`, `stop`, `runs`,
+`rm`, `checkpoint`, `ledger`, `drill`, `keys`.
 
 Starts without torch.
 
@@ -10,72 +10,77 @@ otherwise the script's own.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
-from pathlib import Path
-from typing import Any, NoReturn
 
+from holdfast.cli.check import add_arguments as add_check_arguments
 from holdfast.cli.checkpoint import add_arguments as add_checkpoint_arguments
-from holdfast.cli.dashboard import add_dashboard_arguments, add_dashboard_flag, beside, split_port
+from holdfast.cli.dashboard import add_dashboard_arguments, beside
 from holdfast.cli.drill import add_arguments as add_drill_arguments
 from holdfast.cli.drill import split as split_drill
+from holdfast.cli.entering import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, drop_output
+from holdfast.cli.entering import entry as entry
 from holdfast.cli.events import add_arguments as add_events_arguments
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
-from holdfast.cli.saving import add_checkpoint_flags, checkpoint_settings
+from holdfast.cli.logs import add_arguments as add_logs_arguments
+from holdfast.cli.parser import Parser
+from holdfast.cli.remove import add_arguments as add_remove_arguments
+from holdfast.cli.run_options import add_option, add_run_options, given_words
+from holdfast.cli.runs import add_arguments as add_runs_arguments
+from holdfast.cli.script_words import check_workers_given, misplaced
 from holdfast.cli.top import add_arguments as add_top_arguments
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError
-from holdfast.launch.environment import PATHS, STARTS, WARM
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence with a hint, as every other error does."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message, hint=f"see `{self.prog} --help`")
-
-
-def entry() -> NoReturn:
-    sys.exit(main(sys.argv[1:]))
+from holdfast.core.options.run import DIRECTORY
 
 
 def main(arguments: Sequence[str]) -> int:
     try:
-        arguments, words = split_drill(arguments)
-        options = _parser().parse_args(arguments)
-        if words:
-            options.words = words
+        options = _parsed(arguments)
+        if options is None:
+            return 0
         return int(options.command(options))
     except HoldfastError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # What waits in the stream's buffer would raise once more when the interpreter ends.
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        drop_output()
+        return EXIT_BROKEN_PIPE
+    except OSError as error:  # of no argument that anybody thought of: still no reason for a traceback
+        where = f" {error.filename}" if error.filename is not None else ""
+        print(f"holdfast: the system refused it: {error.strerror or error}{where}", file=sys.stderr)
+        return 1
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace | None:
+    """None: what was asked for, help or the version, is printed."""
+    arguments, words = split_drill(arguments)
+    try:
+        options = _parser().parse_args(arguments)
+    except SystemExit:
+        return None
+    if words:
+        options.words = words
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="holdfast", description="Training that goes on, exactly, while the machines under it fail.")
+    parser = Parser(prog="holdfast", description="Training that goes on, exactly, while the machines under it fail.")
     parser.add_argument("--version", action="version", version=f"holdfast {_version()}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     _add_run(commands.add_parser("run", help="train a script with several workers on this host"))
+    add_check_arguments(commands.add_parser("check", help="find out in seconds whether a script is exact"))
 
     status = _with_run(commands.add_parser("status", help="how a run is doing"))
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(command=_status)
 
     add_events_arguments(_with_run(commands.add_parser("events", help="what happened in a run, in order")))
+    add_logs_arguments(_with_run(commands.add_parser("logs", help="what the workers of a run printed")))
     add_top_arguments(_with_run(commands.add_parser("top", help="watch a run in the terminal")))
     add_dashboard_arguments(_with_run(commands.add_parser("dashboard", help="show a run in the browser")))
 
@@ -86,21 +91,28 @@ def _parser() -> argparse.ArgumentParser:
     stop = _with_run(commands.add_parser("stop", help="finish the step and leave in order"))
     stop.set_defaults(command=_stop)
 
-    runs = commands.add_parser("runs", help="list the runs of this host")
+    give_up = _with_run(commands.add_parser("give-up", help="wait no more for hosts that are gone for good"))
+    give_up.add_argument("hosts", nargs="+", metavar="HOST")
+    give_up.set_defaults(command=_give_up)
+
+    runs = commands.add_parser("runs", help="list the runs of this host: state, dates, size")
     _add_directory(runs)
-    runs.set_defaults(command=_runs)
+    add_runs_arguments(runs)
+    remove = commands.add_parser("rm", help="delete runs that are over")
+    add_remove_arguments(remove)
+    _add_directory(remove)
 
     add_checkpoint_arguments(
-        commands.add_parser("checkpoint", help="list, check, convert and delete checkpoints"), _Parser
+        commands.add_parser("checkpoint", help="list, check, convert and delete checkpoints"), Parser
     )
-    add_ledger_arguments(commands.add_parser("ledger", help="an etcd for runs on several hosts"), _Parser)
+    add_ledger_arguments(commands.add_parser("ledger", help="an etcd for runs on several hosts"), Parser)
     add_drill_arguments(commands.add_parser("drill", help="break a training on purpose, and prove what came of it"))
     _add_keys(commands.add_parser("keys", help="make the keys of a run on several hosts"))
     return parser
 
 
 def _add_keys(keys: argparse.ArgumentParser) -> None:
-    actions = keys.add_subparsers(metavar="ACTION", required=True, parser_class=_Parser)
+    actions = keys.add_subparsers(metavar="ACTION", required=True, parser_class=Parser)
     for name, help, command in (
         ("create", "make a new set in DIR", _keys_create),
         ("show", "check the set in DIR; print its fingerprint and expiry", _keys_show),
@@ -116,46 +128,11 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         "       holdfast run --workers N [options] -m module [arguments]"
     )
     run.description = "Train a script with N workers. The same --run name again takes over a run whose agent died."
-    run.add_argument("--workers", type=int, required=True, metavar="N", help="how many workers train")
-    run.add_argument("--spares", type=int, default=0, metavar="K", help="workers that wait to replace others")
-    run.add_argument(
-        "--replace-slow",
-        type=float,
-        default=0.3,
-        metavar="F",
-        help="replace a worker that stays below this fraction of the usual speed by a spare (default: 0.3; 0: never)",
-    )
-    run.add_argument("--run", metavar="NAME", help="the run's name (default: the script's and the time)")
-    run.add_argument("--restarts", type=int, default=100, metavar="R", help="replacements at most (default: 100)")
-    run.add_argument("--threads", type=int, default=1, metavar="T", help="compute threads of each (default: 1)")
-    run.add_argument("--path", choices=PATHS, default="auto", help="how gradients travel (default: auto)")
-    run.add_argument("--listen", default="", metavar="HOST[:FIRST-LAST]", help="listen on TCP, on these ports")
-    run.add_argument("--ledger", default="", metavar="URL", help="etcd://A:2379,B:2379: train on several hosts")
-    run.add_argument("--host", default="", metavar="NAME", help="this host's name in the run (default: its own)")
-    run.add_argument("--keys", default="", metavar="DIR", help="the run's keys, made by `holdfast keys create`")
-    run.add_argument("--advertise", default="", metavar="HOST", help="where other hosts reach this one's workers")
-    run.add_argument("--outage", type=float, default=300.0, metavar="S", help="train on so long without the ledger")
-    add_checkpoint_flags(run)
-    run.add_argument("--lease", type=float, default=2.0, metavar="S", help="seconds until a silent worker is hung")
-    run.add_argument("--stuck-after", default="5s", metavar="T", help="a shard without a move is hung (or: none)")
-    run.add_argument("--hang-after", default="2min", metavar="T", help="so is anything else (2min; or: none)")
-    run.add_argument(
-        "--audit", type=float, default=0.0, metavar="F", help="let two workers compute this part of shards"
-    )
-    run.add_argument("--late-after", default="0.5s", metavar="T", help="go on without who is late (or: none)")
-    run.add_argument("--start", choices=STARTS, default=WARM, help="warm: import once, fork workers (default: warm)")
-    run.add_argument("--audit-every", type=int, default=100, metavar="N", help="steps to compare workers' states in")
-    run.add_argument("--strikes", type=int, default=3, metavar="N", help="times a slot's worker may be found wrong")
-    run.add_argument(
-        "--metrics", nargs="?", const="127.0.0.1:9464", metavar="ADDR:PORT", help="serve /metrics for Prometheus"
-    )
-    run.add_argument("--tensorboard", metavar="DIR", help="write the run's curves there, for TensorBoard")
-    add_dashboard_flag(run)
-    _add_directory(run)
+    add_run_options(run)
     # Everything from the script on is the script's own, whatever it looks like.
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a module")
     run.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
-    run.set_defaults(command=_run)
+    run.set_defaults(command=_run, parser=run)
 
 
 def _with_run(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -165,7 +142,7 @@ def _with_run(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _add_directory(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dir", metavar="DIR", help="where runs are kept (default: $HOLDFAST_DIR or ~/.holdfast)")
+    add_option(parser, DIRECTORY)
 
 
 def _version() -> str:
@@ -176,61 +153,44 @@ def _version() -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from holdfast.launch.agent import run_agent
-    from holdfast.launch.directory import RunDirectory, fresh_name, home_directory
-    from holdfast.launch.metrics import metrics_beside, split_address
-    from holdfast.launch.patience import LATE_S_MIN, parse_patience
-    from holdfast.launch.settings import RunSettings, host_name
-    from holdfast.launch.tensorboard import curves_beside
+    from holdfast.agent.settings import RunSettings
+    from holdfast.agent.starting import run_agent
+    from holdfast.checkpoint.settings import CheckpointSettings
+    from holdfast.core.options.declaring import parse_options
+    from holdfast.core.options.kinds import split_address
+    from holdfast.dashboard.metrics_server import metrics_beside
+    from holdfast.observe.tensorboard import curves_beside
+    from holdfast.placement.directory import RunDirectory, fresh_name, home_directory
 
-    if options.ledger and options.run is None:
-        raise ConfigError(
-            "a run on several hosts needs a name that all of them give", hint="add --run NAME, the same on every host"
-        )
     module = options.module is not None
     words = list(options.module if module else options.script)
-    numbers_at = split_address(options.metrics, words)
-    port = split_port(options, words)
     if words and words[0] == "--":
         del words[0]
     if not words:
         raise ConfigError("there is nothing to run", hint="name a script: holdfast run --workers 2 train.py")
-    if words[0].startswith("-"):
-        raise ConfigError(f"unknown option {words[0]}", hint="see `holdfast run --help`")
-    home = home_directory(options.dir)
+    check_workers_given(options.workers, words, options.parser)
+    for sentence in misplaced(words, options.parser, module=module):
+        print(f"holdfast: {sentence}", file=sys.stderr)
+    if options.ledger and options.run is None:
+        raise ConfigError(
+            "a run on several hosts needs a name that all of them give", hint="add --run NAME, the same on every host"
+        )
+    home, given = home_directory(options.dir), given_words(options)
     settings = RunSettings(
-        name="unnamed" if options.run is None else options.run,
         script=words[0],
         arguments=tuple(words[1:]),
         module=module,
-        workers=options.workers,
-        spares=options.spares,
-        restarts=options.restarts,
-        threads=options.threads,
-        path=options.path,
-        listen=options.listen,
-        lease_s=options.lease,
-        ledger=options.ledger,
-        host=options.host or (host_name() if options.ledger else ""),
-        keys=str(Path(options.keys).expanduser().resolve()) if options.keys else "",
-        advertise=options.advertise,
-        outage_s=options.outage,
-        replace_slow=options.replace_slow,
-        checkpoint=checkpoint_settings(options),
-        stuck_after_s=parse_patience("--stuck-after", options.stuck_after),
-        hang_after_s=parse_patience("--hang-after", options.hang_after),
-        late_after_s=parse_patience("--late-after", options.late_after, least_s=LATE_S_MIN),
-        audit=options.audit,
-        audit_every=options.audit_every,
-        strikes=options.strikes,
-        start=options.start,
-    )
+        checkpoint=CheckpointSettings(**parse_options(CheckpointSettings, given)).at_home(),
+        **{"name": "unnamed", **parse_options(RunSettings, given)},
+    ).at_home()
     settings.validate()
     if options.run is None:
         settings = replace(settings, name=fresh_name(home, settings.script, now=time.time()))
     directory = RunDirectory(home, settings.name, settings.host)
-    curves = curves_beside(directory, options.tensorboard)
-    with curves, metrics_beside(directory, numbers_at), beside(home, settings.name, settings.host, port):
+    curves = curves_beside(directory.events, settings.tensorboard or None)
+    numbers_at = split_address(settings.metrics, "--metrics") if settings.metrics else None
+    page = beside(home, settings.name, settings.host, settings.dashboard)
+    with curves, metrics_beside(directory, numbers_at), page:
         return run_agent(settings, home)
 
 
@@ -252,16 +212,16 @@ def _status(options: argparse.Namespace) -> int:
     return show_status(options.run, options.dir, as_json=options.json)
 
 
-def _runs(options: argparse.Namespace) -> int:
-    from holdfast.cli.status import show_runs
-
-    return show_runs(options.dir)
-
-
 def _scale(options: argparse.Namespace) -> int:
     from holdfast.cli.control import scale
 
     return scale(options.run, options.dir, options.workers)
+
+
+def _give_up(options: argparse.Namespace) -> int:
+    from holdfast.cli.control import give_up
+
+    return give_up(options.run, options.dir, options.hosts)
 
 
 def _stop(options: argparse.Namespace) -> int:

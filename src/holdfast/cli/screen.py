@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.events.telling import bytes_words, count
-from holdfast.launch.summary import duration_words
+from holdfast.observe.summary import duration_words
 
 HEADER_LINES = 4  # with the empty one below
 EVENTS_MIN = 4
@@ -26,7 +26,19 @@ COLOURS = {
     "dead": "bold red",
 }
 LEVELS = {"ok": "green", "slow to answer": "yellow", "suspect": "bold yellow", "hung": "bold red"}
-_LOUD = ("worker_exited", "lost", "hung", "corruption", "failed", "evicted", "warning", "ledger_down", "storage_down")
+_LOUD = (
+    "worker_exited",
+    "lost",
+    "hung",
+    "standstill",
+    "corruption",
+    "script_mistake",
+    "failed",
+    "evicted",
+    "warning",
+    "ledger_down",
+    "storage_down",
+)
 
 
 def screen(picture: Mapping[str, Any], width: int, height: int) -> RenderableType:

@@ -1,4 +1,4 @@
-"""`holdfast status` and `holdfast runs`: what the run directory, the ledger and /proc say of a run."""
+"""`holdfast status`: what the run directory, the ledger and /proc say of a run."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import json
 import time
 from typing import Any
 
+from holdfast.agent.asking import ledger_of
+from holdfast.agent.hosts.host_table import host_line, read_table
+from holdfast.agent.hosts.presence import other_hosts
+from holdfast.agent.workers.watchman import described_limits, levels
 from holdfast.cli.control import find_run
 from holdfast.core.errors import LedgerError, ProtocolError
 from holdfast.core.words import KEY_LIARS, KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_whole
-from holdfast.events import EventReader
-from holdfast.events.accounting import Spent
-from holdfast.launch.asking import ledger_of
-from holdfast.launch.directory import RunDirectory, home_directory, runs_in
-from holdfast.launch.host_table import host_line, read_table
-from holdfast.launch.metrics import described_limits
-from holdfast.launch.presence import other_hosts
-from holdfast.launch.proc import find_workers, process_state
-from holdfast.launch.summary import RunRecord, time_line
-from holdfast.launch.watchman import levels
+from holdfast.events.telling import count
+from holdfast.observe.accounting import Spent
+from holdfast.observe.fold import RunRecord
+from holdfast.observe.reading import read_record
+from holdfast.observe.summary import run_state, time_line
+from holdfast.placement.directory import RunDirectory
+from holdfast.placement.proc import find_workers, process_state
 
 
 def show_status(name: str, home: str | None, *, as_json: bool) -> int:
@@ -30,52 +31,40 @@ def show_status(name: str, home: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def show_runs(home: str | None) -> int:
-    place = home_directory(home)
-    runs = runs_in(place)
-    if not runs:
-        print(f"no runs in {place}")
-    for run in runs:
-        status = gather(run)
-        print(f"{run.path.name:<40} {status['state']:<10} step {status['step']}")
-    return 0
-
-
 def gather(directory: RunDirectory) -> dict[str, Any]:
     """Everything that is known. The ledger is asked if an agent serves it; the events tell the rest."""
-    record = RunRecord()
-    for event in EventReader(directory.events).stream():
-        record.feed(event)
+    record = read_record(directory.events)
+    workers = record.workers
     described = directory.read()
     living = {found.worker: found.pid for found in find_workers(directory.path)}
     agent = directory.agent()
     status: dict[str, Any] = {
         "run": directory.name,
         "directory": str(directory.path),
-        "state": _state(record, agent, bool(living)),
+        "state": run_state(record, agent=agent is not None, lives=bool(living)),
         "agent": agent,
         "step": record.step,
         "steps": record.steps or None,
         "metrics": record.metrics,
         "samples_per_s": record.samples_per_s,
-        "view": record.view,
-        "members": list(record.members),
+        "view": workers.view,
+        "members": list(workers.members),
         "target": described.get("workers"),
         "spares": described.get("spares"),
-        "failures_survived": record.failures,
-        "evicted": record.evictions,
+        "failures_survived": workers.failures,
+        "evicted": workers.evictions,
         "rewinds": record.rewinds,
         "skipped": sorted(record.skipped),
         "host": directory.host or None,
         "ledger": described.get("ledger") or None,
-        "ledger_away": sorted(record.cut_off) if living or agent is not None else [],
-        "paused": dict(record.waiting) if living else {},
+        "ledger_away": sorted(workers.cut_off) if living or agent is not None else [],
+        "paused": dict(workers.waiting) if living else {},
         "checkpoint": record.saved,
         "checkpoint_uri": record.saved_to or (described.get("checkpoint") or {}).get("uri") or None,
-        "slow": {worker: why for worker, why in record.slow.items() if worker in record.members} if living else {},
-        "late": dict(record.late) if living else {},
-        "liars": dict(record.liars),
-        "storage_away": dict(record.unsaved) if living else {},
+        "slow": {who: slow.words for who, slow in workers.slow.items() if who in workers.members} if living else {},
+        "late": dict(workers.late) if living else {},
+        "liars": dict(workers.liars),
+        "storage_away": dict(workers.unsaved) if living else {},
         "time": _time(record, set(living), time.time() if living else None),
         "digest": (record.finished or {}).get("digest"),
         "ended": record.ended or None,
@@ -121,7 +110,7 @@ def _health(directory: RunDirectory, described: dict[str, Any]) -> dict[str, dic
     return {
         worker: {
             "level": suspicion.level.words,
-            "activity": beat.activity.words,
+            "activity": beat.words,
             "activity_s": round(max(0.0, beat.at - beat.since), 2),
             "at_step": beat.step,
             "reason": suspicion.reason or None,
@@ -151,18 +140,10 @@ def _ask_ledger(directory: RunDirectory, status: dict[str, Any]) -> set[str] | N
     return {key[len(KEY_WORKERS) :] for key in entries if key.startswith(KEY_WORKERS)}
 
 
-def _state(record: RunRecord, agent: int | None, lives: bool) -> str:
-    if record.finished is not None and not lives:
-        return "finished"
-    if agent is not None:
-        return "running"
-    return "unattended" if lives else "stopped"
-
-
 def _worker_state(worker: str, pid: int, record: RunRecord, registered: set[str] | None, members: list[str]) -> str:
     if process_state(pid) in ("T", "t"):
         return "stopped by a signal"
-    known = record.workers.get(worker)
+    known = record.workers.by_id.get(worker)
     if known is not None and known.state in ("finished", "leaving", "evicted"):
         return known.state
     if registered is not None:
@@ -183,14 +164,14 @@ def _lines(status: dict[str, Any]) -> list[str]:
     steps = f"/{status['steps']}" if status["steps"] else ""
     lines = [
         f"run {status['run']}: {status['state']}, step {status['step']}{steps}, view {status['view']}, "
-        f"{status['failures_survived']} failures survived"
+        f"{count(status['failures_survived'], 'failure')} survived"
     ]
     if status["agent"] is not None:
-        lines.append(f"agent: process {status['agent']}, {status['target']} workers wanted")
+        lines.append(f"agent: process {status['agent']}, {count(status['target'], 'worker')} wanted")
     elif status["state"] == "unattended":
         lines.append("agent: none; training goes on, but the dead are not replaced")
         lines.append(f"  hint: take it over with: {status['command']}")
-    elif status["state"] == "stopped":
+    elif status["state"] in ("stopped", "failed", "abandoned"):
         lines.append(f"agent: none; the last one ended: {status['ended'] or 'killed'}")
         lines.append(f"  hint: start it again with: {status['command']}")
     if status["hosts"]:
@@ -198,7 +179,8 @@ def _lines(status: dict[str, Any]) -> list[str]:
     lines += [f"  {host_line(row)}" for row in status["ring"]]
     if status["ledger_away"]:
         who = ", ".join(status["ledger_away"])
-        lines.append(f"ledger: {who} cannot reach it; the membership is frozen, and training goes on without it")
+        goes_on = "no step is begun until it is back" if status["paused"] else "training goes on without it"
+        lines.append(f"ledger: {who} cannot reach it; the membership is frozen, and {goes_on}")
     if status["rewinds"]:
         lines.append(f"rewinds: {status['rewinds']}")
     if status["skipped"]:

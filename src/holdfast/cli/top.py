@@ -1,4 +1,4 @@
-"""`holdfast top`: a run in the terminal, live, by the same story as the dashboard's.
+"""`holdfast top`: a run in the terminal, live, by the same record as the dashboard's.
 
 Works over ssh and in 80 columns. What is shown is made in cli/screen.py; here are the terminal and the keys.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import signal
 import sys
 import termios
 import tty
@@ -43,18 +44,37 @@ def _top(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"holdfast top needs the package rich: {error}", hint="pip install 'holdfast[top]'"
         ) from error
-    from holdfast.dashboard.keeper import StoryKeeper
+    from holdfast.dashboard.keeper import RecordKeeper
 
-    keeper = StoryKeeper(directory)
+    keeper = RecordKeeper(directory)
     console = Console()
+    live = Live(console=console, screen=True, auto_refresh=False)
     try:
-        with _keys(), Live(console=console, screen=True, auto_refresh=False) as live:
+        with _keys():
+            with _signals_later():
+                live.start()
             while True:
                 live.update(screen(keeper.picture(), console.width, console.height), refresh=True)
                 if _pressed(PERIOD_S) in QUIT:
                     return 0
     finally:
+        live.stop()
         keeper.close()
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Half a change of screens cannot be taken back: signals to end are heard when it is whole."""
+    heard: list[int] = []
+    ends = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, _frame: heard.append(number)) for number in ends]
+    try:
+        yield
+    finally:
+        for number, handler in zip(ends, before, strict=True):
+            signal.signal(number, handler)
+    for sent in heard:
+        signal.raise_signal(sent)
 
 
 @contextmanager

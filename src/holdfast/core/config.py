@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 
 from holdfast.core.errors import ConfigError
+from holdfast.core.options.run import AUDIT_EVERY_MAX
+from holdfast.core.setting_words import setting_words
 from holdfast.core.words import decode_json, encode_json
 
 SHARDS_MAX = 4096
-AUDIT_EVERY_MAX = 1_000_000
 SEED_MAX = 1 << 63
 LAST = ("drop", "pad")
 NUMERICS = ("refuse", "warn")
 NON_FINITE = ("stop", "ignore", "skip", "rewind")
 CHANGEABLE = ("non_finite", "spike")  # between two starts of a run, while nobody is in it
-ELASTIC = "elastic"
-MODES = ("exact", ELASTIC)
 PATHS = ("host", "hosts", "network")  # gradients travel through one host's memory, also between hosts, over TCP alone
 
 
@@ -29,6 +28,8 @@ class RunConfig:
     length: int  # of the dataset
     last: str = "drop"
     shuffle: bool = True
+    order: str = ""  # with a sampler: the digest of the first epoch's order
+    batches: bool = False  # they come from a batch sampler, and `batch` is the largest of the first epoch
     threads: int = 1
     parameters: int  # how many numbers the model trains
     path: str = "host"  # see PATHS. It decides no bits, but how many rounds of messages a step takes
@@ -38,8 +39,7 @@ class RunConfig:
     spike: float = 0.0  # a loss that many times the usual is treated as one that is not finite; 0: none is
     audit: float = 0.0  # the fraction of shards that two workers compute
     audit_every: int = 0  # the members' states are compared once in so many steps; 0: never
-    mode: str = "exact"  # see MODES
-    quorum: int = 0  # elastic: a step waits for so many workers with shards; 0: for all
+    mode: str = ""  # in its own words, see modes/port.py; empty: the one of a run that asks for none
 
     def validate(self) -> RunConfig:
         for name in ("batch", "shards", "threads"):
@@ -48,38 +48,21 @@ class RunConfig:
                 raise ConfigError(f"{name} is {value!r}", hint=f"{name} is a whole number of at least 1")
         if self.shards > SHARDS_MAX:
             raise ConfigError(f"shards is {self.shards}", hint=f"at most {SHARDS_MAX}; 8 to 64 is usual")
-        if self.batch % self.shards:
+        if self.batch % self.shards and not self.batches:
             near = max(1, round(self.batch / self.shards)) * self.shards
             raise ConfigError(
                 f"a batch of {self.batch} cannot be cut into {self.shards} equal shards",
                 hint=f"make batch a multiple of shards, for example batch={near}",
             )
         if not isinstance(self.seed, int) or not -SEED_MAX <= self.seed < SEED_MAX:
-            raise ConfigError(f"seed is {self.seed!r}", hint="a seed is a whole number of at most 64 bits")
+            raise ConfigError(f"seed is {self.seed!r}", hint="a seed is a whole number from -2**63 to 2**63 - 1")
         if self.last not in LAST:
             raise ConfigError(f"last is {self.last!r}", hint="last is 'drop' or 'pad'")
         if self.path not in PATHS:
             raise ConfigError(f"path is {self.path!r}", hint=f"path is one of {', '.join(map(repr, PATHS))}")
         self._check_diverging()
         self._check_audits()
-        self._check_mode()
         return self
-
-    def _check_mode(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError(f"mode is {self.mode!r}", hint=f"mode is one of {', '.join(map(repr, MODES))}")
-        if not isinstance(self.quorum, int) or isinstance(self.quorum, bool) or self.quorum < 0:
-            raise ConfigError(f"quorum is {self.quorum!r}", hint="how many workers a step waits for, at least 1")
-        if self.quorum and self.mode != ELASTIC:
-            raise ConfigError(
-                f"quorum={self.quorum} leaves out the work of slow workers, and mode={self.mode!r} never does",
-                hint="join(mode='elastic', quorum=K), or leave out quorum",
-            )
-        if self.mode == ELASTIC and self.non_finite == "rewind":
-            raise ConfigError(
-                "non_finite='rewind' passes steps by their number, and in elastic mode that does not say which data",
-                hint="join(mode='elastic', non_finite='skip') leaves out the update of such a step",
-            )
 
     def _check_audits(self) -> None:
         if not 0 <= self.audit <= 1:
@@ -106,9 +89,15 @@ class RunConfig:
         theirs = decode_json(data)
         for field in fields(self):
             mine, other = getattr(self, field.name), theirs.get(field.name, field.default)
+            if mine != other and field.name == "order":
+                raise ConfigError(
+                    "this worker's sampler gives another order of samples than the run's",
+                    hint="all workers of a run need the same sampler, with the same weights and over the same data",
+                )
             if mine != other and field.name not in may_differ:
                 raise ConfigError(
-                    f"this worker has {field.name}={mine!r}, but the run has {field.name}={other!r}",
+                    f"this worker has {setting_words(field.name, mine)}, but the run has "
+                    f"{setting_words(field.name, other)}",
                     hint="all workers of a run need the same script and settings; use another --run name for others",
                 )
         return all(getattr(self, name) == theirs.get(name, type(self).__dict__[name]) for name in may_differ)

@@ -18,14 +18,22 @@ HoldfastError
 ├── DivergedError         the training itself: a gradient or a metric is not finite any more, or a loss is a spike
 └── CorruptionError       hardware that gives wrong bits, and nobody can say whose
 
-Evicted and Stopped are not errors of anyone: they end a worker's loop, and derive from SystemExit so that a
-script's `except Exception` does not swallow them.
+WorkerEnded               nobody's error: this worker's part in the run is over. Who asks for more is told again
+├── Evicted               the others went on without it
+├── Stopped               it left in order, or the run was asked to stop
+├── CutShort              its script ended in the middle of the training
+└── Unsaved               its script came to its end, and the last state is not in storage
+
+In a process that the agent started, and in a script that runs alone, WorkerEnded becomes the exit code `code`.
 """
 
 from __future__ import annotations
 
 EXIT_BAD_INPUT = 2
+EXIT_UNWRITTEN = 69  # EX_UNAVAILABLE: the training is finished, and the ledger could not be told so
 EXIT_EVICTED = 75  # EX_TEMPFAIL: the agent starts a replacement and does not count it as a failure
+EXIT_UNSAVED = 74  # EX_IOERR: the script came to its end, and its last state could not be saved
+EXIT_CUT_SHORT = 1  # the script ended in the middle of the training, and did not say that it failed
 EXIT_STOPPED = 0
 
 
@@ -105,17 +113,38 @@ class CorruptionError(HoldfastError):
     """Workers disagree on what has one answer, and no majority says who is wrong. All of them stop."""
 
 
-class Evicted(SystemExit):
-    """The others went on without this worker. Its process ends; its slot comes back as a joiner."""
+class WorkerEnded(Exception):
+    """A worker's part in the run is over. `code` is the exit code of a process that ends with it."""
+
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.code = code
+
+
+class Evicted(WorkerEnded):
+    """The others went on without this worker. Its slot comes back as a joiner."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(EXIT_EVICTED)
-        self.reason = reason
+        super().__init__(reason, EXIT_EVICTED)
 
 
-class Stopped(SystemExit):
+class Stopped(WorkerEnded):
     """This worker left in order, or the whole run was asked to stop."""
 
+    def __init__(self, reason: str, code: int = EXIT_STOPPED) -> None:
+        super().__init__(reason, code)
+
+
+class CutShort(WorkerEnded):
+    """The script ended in the middle of the training: its state is saved, and the training is not finished."""
+
     def __init__(self, reason: str) -> None:
-        super().__init__(EXIT_STOPPED)
-        self.reason = reason
+        super().__init__(reason, EXIT_CUT_SHORT)
+
+
+class Unsaved(WorkerEnded):
+    """The script came to its end, and its last state is not in storage."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, EXIT_UNSAVED)

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from typing import Final
 
+OTHERS_PARTS = "parts of other workers have not come"  # why a state is not saved, by a worker that wrote its own
+
 # kind -> its fields. A field that does not apply is left out.
 KINDS: Final[dict[str, tuple[str, ...]]] = {
     # written by the agent
     "agent_started": ("pid", "took_over", "workers", "spares", "script"),
     "agent_stopped": ("reason", "exit_code"),
     "worker_started": ("worker", "pid"),
-    "worker_exited": ("worker", "pid", "exit_code", "signal", "reason"),
+    "worker_exited": ("worker", "pid", "exit_code", "signal", "reason", "step"),
     "hung": ("worker", "step", "activity", "seconds", "phi", "reason", "killed", "stacks"),
+    # everybody waits for somebody who waits too: who is in the way, and is ended if that is safe; who waits for what
+    "standstill": ("worker", "step", "seconds", "waits", "reason", "killed", "stacks"),
     "host_silent": ("host", "phi", "seconds", "noticed_by"),  # its agent does not beat any more
     "host_back": ("host", "seconds", "noticed_by"),  # it does again, after so long
     "host_given_up": ("host", "workers", "phi", "seconds", "noticed_by", "reason"),  # before their leases ran out
     "scaled": ("workers", "was"),
-    "run_finished": ("step", "digest", "exit_code"),
+    "run_finished": ("step", "digest", "exit_code", "in_ledger"),
     # written by workers
     "registered": ("address",),
     "view": ("view", "members", "reason", "step"),
@@ -27,6 +31,12 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "recovered": ("view", "step", "duration_s", "recomputed_shards"),
     "joined": ("view", "step", "duration_s", "bytes"),
     "progress": ("view", "step", "steps", "metrics", "samples_per_s", "workers"),
+    "recorded": (
+        "step",
+        "metrics",
+        "best",
+    ),  # outside the shards; by each host's first two workers
+    "early_stop": ("step", "reason"),  # the script ends the training; by the same
     "rebalanced": ("view", "step", "shards", "paces_s"),  # shards follow the workers' paces
     "slow": ("step", "worker", "times", "since_s", "costs", "shards"),  # a worker, against the median
     "no_longer_slow": ("step", "worker"),
@@ -36,6 +46,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "spent": ("seconds", "doing", "bytes", "memory_bytes"),
     "waiting": ("step", "reason"),  # it does not get on, and why
     "checkpoint": ("step", "uri", "bytes", "duration_s", "held_s"),  # it has committed one
+    # at step 0, although the run was further: nobody has the state, and there is no checkpoint. `keeps`: it keeps them
+    "started_over": ("view", "step", "keeps"),
     "resumed": ("step", "uri", "bytes", "duration_s"),  # from a checkpoint: no worker was left
     "storage_down": ("uri", "reason"),  # training goes on; the newest snapshot waits in memory
     "storage_up": ("uri", "down_s"),
@@ -43,14 +55,18 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "skipped": ("step", "reason"),  # its update is not applied
     # written by every member that sees it: two workers disagree on bits that have one value
     "corruption": ("step", "what", "where", "digests", "liars", "decided", "good"),
+    # written by every member that sees it: workers differ, and it is the script's doing
+    "script_mistake": ("step", "where", "reason", "hint"),
     # written by both
     "ledger_down": ("reason",),
     "ledger_up": ("down_s",),
     # written by workers
     "evicted": ("view", "reason"),
-    "left": ("step", "reason"),
+    "left": ("step", "reason", "uri"),  # and where the state of that step is saved, if it is
+    "cut_short": ("step", "steps", "uri"),  # the script ended in the middle of the training; where its state is saved
+    "unsaved": ("step", "reason", "saved", "uri"),  # its last state; the newest that is saved, and where
     "reached": ("step", "digest", "view"),  # the end of a loop; the script may go on
     "finished": ("step", "digest", "view"),  # the end of the script
-    "failed": ("reason",),
+    "failed": ("reason", "place", "step"),  # the script's line, and the step that it was in
     "warning": ("text",),
 }

@@ -17,7 +17,28 @@ from holdfast.core.words import decode_json, encode_json
 RECORDS_MAX = 64
 PASSED_MAX = 1024  # steps, in one record
 REASON_MAX = 300
+WHERE_MAX = 300
+DIGEST_MAX = 64
 DIVERGED = "diverged"  # the kind of those that join's non_finite asks for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clue:
+    """What workers differed in, so that it is known again if it comes back."""
+
+    step: int
+    where: str
+    digest: str  # what the one who was wrong said
+
+    def bounded(self) -> Clue:
+        return Clue(step=self.step, where=self.where[:WHERE_MAX], digest=self.digest[:DIGEST_MAX])
+
+    def fields(self) -> dict[str, Any]:
+        return {"step": self.step, "where": self.where, "digest": self.digest}
+
+    @classmethod
+    def of(cls, fields: Any) -> Clue:
+        return cls(step=int(fields["step"]), where=str(fields["where"]), digest=str(fields["digest"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +50,7 @@ class Rewind:
     reason: str
     kind: str = DIVERGED  # who asks: bounds are counted for each kind
     evict: tuple[str, ...] = ()  # workers that the asker does not trust any more
+    clue: Clue | None = None
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -37,6 +59,7 @@ class Rewind:
             "reason": self.reason[:REASON_MAX],
             "kind": self.kind,
             "evict": list(self.evict),
+            **({"clue": self.clue.fields()} if self.clue is not None else {}),
         }
 
     @classmethod
@@ -48,6 +71,7 @@ class Rewind:
                 reason=str(fields["reason"]),
                 kind=str(fields["kind"]),
                 evict=tuple(map(str, fields["evict"])),
+                clue=Clue.of(fields["clue"]) if "clue" in fields else None,
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"not a rewind: {fields!r:.80}") from error

@@ -25,6 +25,7 @@ KEY_SAVE = "save"  # {"reason": ..., "at": ...}: save after the next step; each 
 KEY_DONE = "done"  # {"step": N, "digest": ...}: the run is finished
 KEY_LIARS = "liar/"  # + id: {"step": N, "what": ..., "host": ...}: the others found this worker's bits wrong
 KEY_REWINDS = "rewinds"  # how often the run went back, how far, and which steps it passes: core/rewinds.py
+KEY_RUN = "run"  # {"id": ...}: of this run and no other, also of no other by its name; created by the first worker
 KEY_ORIGIN = "origin"  # {"step": N}: where the run began; 0 unless it was given a checkpoint of another
 KEY_INCARNATIONS = "incarnation/"  # + slot or slot@host: how many workers this slot has had
 
@@ -109,7 +110,7 @@ def encode_json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
 
 
-def decode_json(data: bytes) -> dict[str, Any]:
+def decode_json(data: bytes | bytearray) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

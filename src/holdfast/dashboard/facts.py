@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from holdfast.agent.workers.watchman import described_limits, find_pages, level_of
 from holdfast.detection.pages import FOLDER, Page
-from holdfast.detection.progress import Limits, Sight, suspect
-from holdfast.launch.directory import RunDirectory
-from holdfast.launch.proc import busiest_state, find_workers
-from holdfast.launch.watchman import find_pages
+from holdfast.detection.progress import Limits
+from holdfast.placement.directory import RunDirectory
+from holdfast.placement.proc import find_workers
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 WORKERS_MAX = 1024
@@ -67,18 +67,12 @@ class Facts:
         """Its level of suspicion, by the limits that the run was started with, and what it is in."""
         page = self._pages.get(worker)
         try:
-            beat = page.read() if page is not None else None
+            seen = level_of(page, self._patience(), now) if page is not None else None
         except OSError:
-            beat = None
-        if page is None or beat is None:
+            seen = None
+        if seen is None:
             return {}
-        sight = Sight(
-            beat=beat,
-            silent_s=max(0.0, now - beat.at),
-            still_s=max(0.0, beat.at - beat.moved_at),
-            state=busiest_state(page.note.pid),
-        )
-        suspicion = suspect(sight, self._patience())
+        suspicion, beat = seen
         fields: dict[str, Any] = {
             "level": suspicion.level.words,
             "phi": round(min(suspicion.phi, 999.0), 1),
@@ -89,12 +83,7 @@ class Facts:
 
     def _patience(self) -> Limits:
         if self._limits is None:
-            described, default = self._directory.read(), Limits()
-            self._limits = Limits(
-                stuck_s=described.get("stuck_after_s", default.stuck_s) or None,
-                hang_s=described.get("hang_after_s", default.hang_s) or None,
-                silent_s=max(default.silent_s, float(described.get("lease_s") or 0.0)),
-            )
+            self._limits = described_limits(self._directory.read())
         return self._limits
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The dashboard's server: on loopback, from the standard library, read-only unless it has a token for actions.
 
 Threads: `holdfast-dashboard` accepts, and each connection has a thread of its own, at most CONNECTIONS_MAX of them.
-They only read: pictures from the keeper, the page from memory. An action goes through launch/asking.py.
+They only read: pictures from the keeper, the page from memory. An action goes through agent/asking.py.
 
 Whoever asks must say in `Host` that it looks at this machine itself: another site's name that was made to lead here
 (DNS rebinding) is refused. Nothing is allowed to other origins, and the page may load nothing from elsewhere.
@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from holdfast.agent.asking import ask_to_save, ask_to_stop, drain
 from holdfast.core.errors import ConfigError, HoldfastError
-from holdfast.dashboard.keeper import StoryKeeper, encode
-from holdfast.events.metrics import CONTENT_TYPE
-from holdfast.launch.asking import ask_to_save, ask_to_stop, drain
-from holdfast.launch.directory import RunDirectory
-from holdfast.launch.metrics import RunMetrics
-from holdfast.launch.small_server import IDLE_S, LOCAL_NAME, SmallServer
+from holdfast.dashboard.keeper import RecordKeeper, encode
+from holdfast.net.small_server import IDLE_S, LOCAL_NAME, SmallServer
+from holdfast.observe.prometheus import CONTENT_TYPE
+from holdfast.placement.directory import RunDirectory
 
 HOST = "127.0.0.1"
 CONNECTIONS_MAX = 64
@@ -63,7 +62,6 @@ class Dashboard(SmallServer):
     def __init__(self, directory: RunDirectory, port: int, *, token: str = "") -> None:
         self.token = token
         self.directory = directory
-        self.metrics = RunMetrics(directory)
         self.streams = threading.Semaphore(STREAMS_MAX)
         self.files = {f"/static/{path.name}": path.read_bytes() for path in PAGE.iterdir() if path.suffix in TYPES}
         self.files["/"] = self.files["/static/index.html"]
@@ -76,7 +74,7 @@ class Dashboard(SmallServer):
             ) from error
         except OverflowError as error:
             raise ConfigError(f"{port} is not a port", hint="ports are from 1 to 65535; 0 is any free one") from error
-        self.keeper = StoryKeeper(directory)
+        self.keeper = RecordKeeper(directory)
         self.begin()
 
     @property
@@ -111,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/story.json":
             self._send(HTTPStatus.OK, "application/json", encode(self.server.keeper.picture()))
         elif path == "/metrics":
-            self._send(HTTPStatus.OK, CONTENT_TYPE, self.server.metrics.text().encode())
+            self._send(HTTPStatus.OK, CONTENT_TYPE, self.server.keeper.metrics().encode())
         elif path == "/events":
             self._stream()
         elif path in self.server.files:

@@ -1,4 +1,4 @@
-"""Where an elastic run is in its data. Pure.
+"""Where a run whose steps need not be whole is in its data. Pure.
 
 The data is a line of units: unit u is shard u % V of step u // V of the run's ShardPlan, so that it has the samples and
 the random state which it would have there. A step takes the first units that nobody has used, at most V and all of one

@@ -20,6 +20,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate, get_worker_info
 
 from holdfast.data.seeding import derive_seed, seed_everything
+from holdfast.data.stuck_loaders import LoaderStacks
 
 Place: TypeAlias = tuple[int, int]  # (step, shard)
 _Failure: Any = ExceptionWrapper  # torch's, which keeps the traceback as text; not typed there
@@ -69,8 +70,11 @@ class LoaderStart:
 
     parent: int | None
     worker_init_fn: Callable[[int], None] | None
+    stacks: LoaderStacks | None = None  # if the process is forked: it says there where it stands, when asked
 
     def __call__(self, number: int) -> None:
+        if self.stacks is not None:
+            self.stacks.listen()
         # Ctrl-C reaches the whole terminal; the worker finishes its step first and still needs its samples.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -21,8 +21,11 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.core.errors import ConfigError
+from holdfast.core.kinds import a_kind
+from holdfast.data.alignment import align_batch
 from holdfast.data.fetching import LoaderStart, Place, ShardFetcher
 from holdfast.data.shards import ShardPlan
+from holdfast.data.stuck_loaders import PATIENCE_S, LoaderStacks
 
 _RESTARTS_MAX = 3  # in a row, without a batch in between
 
@@ -45,6 +48,10 @@ class ShardLoader:
         multiprocessing_context: str | None = None,
     ) -> None:
         _check_dataset(dataset, plan)
+        if collate_fn is not None and not callable(collate_fn):
+            raise ConfigError(
+                f"collate_fn is {a_kind(collate_fn)}, not a function", hint="give a function from samples to a batch"
+            )
         if loader_workers < 0 or prefetch < 1:
             raise ConfigError(
                 f"loader_workers is {loader_workers} and prefetch is {prefetch}",
@@ -60,14 +67,22 @@ class ShardLoader:
         self._loader: DataLoader[Any] | None = None
         self._batches: Any = None  # the DataLoader's iterator, while there are loader processes
         self._restarts = 0
+        self._stacks = LoaderStacks() if multiprocessing_context in (None, "fork") and loader_workers else None
 
     def expect(self, upcoming: Iterable[Place]) -> None:
         """From now on, prefetch in this order: (step, shard) after (step, shard), read lazily, endless or not."""
         self._queue.follow(iter(upcoming))
 
     def get(self, step: int, shard: int) -> Any:
-        """The batch. An exception of the dataset's is raised with its traceback."""
-        place = (step, shard)
+        """The batch, in the same place of a cache line however it came. A dataset's exception keeps its traceback."""
+        return align_batch(self._get((step, shard)))
+
+    def get_here(self, step: int, shard: int, change: Callable[[Any], Any] = lambda batch: batch) -> Any:
+        """The batch, fetched by the worker itself. `change` is done to it before it is put in its place."""
+        return align_batch(change(self._fetch_here((step, shard))))
+
+    def _get(self, place: Place) -> Any:
+        step = place[0]
         if self._workers == 0:
             return self._fetch_here(place)
         queue = self._queue
@@ -137,7 +152,8 @@ class ShardLoader:
             prefetch_factor=self._prefetch,
             persistent_workers=True,
             collate_fn=_as_it_is,
-            worker_init_fn=LoaderStart(parent, self._worker_init_fn),
+            worker_init_fn=LoaderStart(parent, self._worker_init_fn, self._stacks),
+            timeout=PATIENCE_S,
             multiprocessing_context=self._context,
             generator=torch.Generator(),  # its own: starting must not draw from the process's generator
         )
@@ -147,7 +163,7 @@ class ShardLoader:
         queue = self._queue
         try:
             with _alarm(self._batches):
-                place, batch = next(self._batches)
+                place, batch = self._next_batch()
         except _LoaderDied as death:
             self._restart(death)
             return
@@ -160,6 +176,17 @@ class ShardLoader:
         self._restarts = 0
         if place[0] >= queue.step:
             queue.ready[place] = batch
+
+    def _next_batch(self) -> Any:
+        """However long that takes. It is said where the loader processes stand meanwhile."""
+        while True:
+            try:
+                return next(self._batches)
+            except RuntimeError as error:
+                if "timed out" not in str(error) or not all(process.is_alive() for process in self._batches._workers):
+                    raise
+                if self._stacks is not None:
+                    self._stacks.tell([process.pid for process in self._batches._workers])
 
     def _restart(self, death: _LoaderDied) -> None:
         self._restarts += 1
@@ -302,7 +329,7 @@ def _check_dataset(dataset: Any, plan: ShardPlan) -> None:
             f"{name} has no {'__len__' if hasattr(dataset, '__getitem__') else '__getitem__'}",
             hint="pass a map-style dataset, with __getitem__(index) and __len__()",
         )
-    if len(dataset) != plan.length:
+    if plan.sampling is None and len(dataset) != plan.length:
         raise ConfigError(
             f"the dataset has {len(dataset)} samples and the plan is for {plan.length}",
             hint="build the ShardPlan with length=len(dataset)",

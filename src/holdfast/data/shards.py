@@ -1,18 +1,21 @@
-"""Which samples are in which shard: pure index arithmetic over one permutation per epoch.
+"""Which samples are in which shard: pure index arithmetic over one permutation per epoch, or over a sampler's order.
 
 Invariants: `indices(step, shard)` depends on nothing but the plan, the step and the shard. In an epoch every sample
 of the first `steps_per_epoch * batch` places of the permutation is used exactly once; with last="pad" the last batch
-is filled up from the permutation's beginning. Owns a cache of two permutations, which changes no result.
+is filled up from the permutation's beginning. The batches of a batch sampler are cut as evenly as can be. Owns a cache
+of two permutations, which changes no result.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from holdfast.core.errors import ConfigError
+from holdfast.data.sampling import Order, Sampling
 from holdfast.data.seeding import derive_seed
 
 _CACHED_EPOCHS = 2  # a prefetching loader looks into the next epoch while this one ends
@@ -20,7 +23,10 @@ _CACHED_EPOCHS = 2  # a prefetching loader looks into the next epoch while this 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """How a dataset of `length` samples is cut into steps of `batch` samples in `shards` shards."""
+    """How a dataset of `length` samples is cut into steps of `batch` samples in `shards` shards.
+
+    With `sampling`, an epoch has the samples that it gives; of its batches, `batch` is the largest in the first epoch.
+    """
 
     length: int
     batch: int
@@ -28,7 +34,9 @@ class ShardPlan:
     seed: int
     last: Literal["drop", "pad"] = "drop"
     shuffle: bool = True
+    sampling: Sampling | None = field(default=None, repr=False, compare=False)
     _cache: dict[int, torch.Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _first_steps: list[int] = field(default_factory=lambda: [0], init=False, repr=False, compare=False)  # of epochs
 
     def validate(self) -> ShardPlan:
         """Itself, or a ConfigError that says what to change."""
@@ -42,7 +50,7 @@ class ShardPlan:
             raise ConfigError(f"shards is {self.shards}", hint="a step has at least 1 shard, and usually 8 to 64")
         if self.batch < 1:
             raise ConfigError(f"batch is {self.batch}", hint="batch counts the samples of a step over all workers")
-        if self.batch % self.shards:
+        if self.batch % self.shards and not self._has_batches:
             below, above = self.batch // self.shards * self.shards, -(-self.batch // self.shards) * self.shards
             choices = f"{below} or {above}" if below else f"{above}"
             raise ConfigError(
@@ -51,12 +59,20 @@ class ShardPlan:
             )
         if self.last not in ("drop", "pad"):
             raise ConfigError(f"last is {self.last!r:.40}", hint='use last="drop" or last="pad"')
-        if self.last == "drop" and self.length < self.batch:
+        self._check_samples(0, self.length if self.sampling is None else self.sampling.size)
+        return self
+
+    def _check_samples(self, epoch: int, samples: int) -> None:
+        if self.last == "drop" and samples < self.batch and not self._has_batches:
+            whose = "the dataset has" if self.sampling is None else f"the sampler gives epoch {epoch}"
             raise ConfigError(
-                f"the dataset has {self.length} samples, fewer than one batch of {self.batch}",
+                f"{whose} {samples} samples, fewer than one batch of {self.batch}",
                 hint='use a smaller batch, or last="pad" to fill the last batch up from the epoch\'s beginning',
             )
-        return self
+
+    @property
+    def _has_batches(self) -> bool:
+        return self.sampling is not None and self.sampling.batches
 
     @property
     def samples_per_shard(self) -> int:
@@ -64,25 +80,76 @@ class ShardPlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.length // self.batch if self.last == "drop" else -(-self.length // self.batch)
+        """Where a sampler is a function of the epoch: of the first one."""
+        return self._steps_of(self.length if self.sampling is None else self.sampling.size)
+
+    def _steps_of(self, size: int) -> int:
+        """`size`: samples of an epoch, or batches, if they come as such."""
+        if self._has_batches:
+            return size
+        return size // self.batch if self.last == "drop" else -(-size // self.batch)
 
     def epoch_of(self, step: int) -> int:
         """Steps and epochs count from 0."""
-        return step // self.steps_per_epoch
+        return self.locate(step)[0]
+
+    def first_step(self, epoch: int) -> int:
+        """Of an epoch, which is how many steps all before it have."""
+        if self.sampling is None or not self.sampling.is_function:
+            return epoch * self.steps_per_epoch
+        while len(self._first_steps) <= epoch:
+            done = len(self._first_steps) - 1
+            order = self.sampling.order(done)
+            size = len(order.indices if order.ends is None else order.ends)
+            self._check_samples(done, size)
+            self._first_steps.append(self._first_steps[-1] + self._steps_of(size))
+        return self._first_steps[epoch]
+
+    def ends_epoch(self, step: int) -> bool:
+        return self.first_step(self.epoch_of(step) + 1) == step + 1
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """The step's epoch, and its number in it."""
+        if self.sampling is None or not self.sampling.is_function:
+            return divmod(step, self.steps_per_epoch)
+        while self._first_steps[-1] <= step:
+            self.first_step(len(self._first_steps))
+        epoch = bisect_right(self._first_steps, step) - 1
+        return epoch, step - self._first_steps[epoch]
+
+    def samples_in(self, step: int) -> int:
+        """Of all its shards."""
+        epoch, position = self.locate(step)
+        if self.sampling is None or not self.sampling.batches:
+            return self.batch
+        start, stop = self.sampling.order(epoch).batch(position)
+        return stop - start
+
+    def weight(self, step: int, shard: int) -> float:
+        """What a shard's mean counts for in the mean over shards, so that this is the mean over samples."""
+        if not self._has_batches:
+            return 1.0
+        samples = self.samples_in(step)
+        first, end = _cut(samples, self.shards, shard)
+        return (end - first) * self.shards / samples
 
     def indices(self, step: int, shard: int) -> list[int]:
         """The samples of shard `shard` of step `step`, in their order."""
         assert step >= 0 and 0 <= shard < self.shards, f"step {step}, shard {shard} of {self.shards}"
-        epoch, position = divmod(step, self.steps_per_epoch)
+        epoch, position = self.locate(step)
         start = position * self.batch + shard * self.samples_per_shard
         stop = start + self.samples_per_shard
-        if not self.shuffle:
+        if self.sampling is None and not self.shuffle:
             return [place % self.length for place in range(start, stop)]
-        permutation = self._permutation(epoch)
-        if stop <= self.length:
-            found: list[int] = permutation[start:stop].tolist()
+        order = Order(self._permutation(epoch)) if self.sampling is None else self.sampling.order(epoch)
+        if order.ends is not None:
+            begin, end = order.batch(position)
+            start, stop = (begin + place for place in _cut(end - begin, self.shards, shard))
+        length = len(order.indices)
+        if stop <= length:
+            found: list[int] = order.indices[start:stop].tolist()
         else:
-            found = permutation[torch.arange(start, stop) % self.length].tolist()
+            found = order.indices[torch.arange(start, stop) % length].tolist()
         return found
 
     def _permutation(self, epoch: int) -> torch.Tensor:
@@ -94,3 +161,10 @@ class ShardPlan:
                 self._cache.pop(next(iter(self._cache)))
             self._cache[epoch] = found
         return found
+
+
+def _cut(samples: int, shards: int, shard: int) -> tuple[int, int]:
+    """Where a shard begins and ends in a batch: the first ones have one sample more, if it cannot be even."""
+    size, larger = divmod(samples, shards)
+    start = shard * size + min(shard, larger)
+    return start, start + size + (shard < larger)

@@ -12,12 +12,14 @@ import zlib
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from holdfast.core.waits import Wait, WaitKind
 from holdfast.detection.phi import History
 
 _HISTORY = "qddd"
-_RECORD = struct.Struct("=8sqdqqqddqd" + _HISTORY + _HISTORY)
+_TEXT_BYTES = 320  # of what it waits for
+_RECORD = struct.Struct("=8sqdqqqddqd" + _HISTORY + _HISTORY + f"qqd{_TEXT_BYTES}s")
 _CHECKSUM = struct.Struct("=I")
-_MARK = b"HFBEAT01"
+_MARK = b"HFBEAT02"
 RECORD_BYTES = _RECORD.size + _CHECKSUM.size
 
 
@@ -63,6 +65,13 @@ class Beat:
     cost_s: float = 0.0  # processor time of all beats so far
     pace: History = field(default_factory=History)  # of the beats themselves
     usual: History = field(default_factory=History)  # of this activity, earlier
+    wait: Wait | None = None  # what it waits for; None: it does not, or cannot say
+
+    @property
+    def words(self) -> str:
+        """What it is in."""
+        waits = self.wait is not None and self.activity in (Activity.WAITING, Activity.ENDED)
+        return self.wait.words if waits and self.wait is not None else self.activity.words
 
     @property
     def has_state(self) -> bool:
@@ -83,6 +92,7 @@ class Beat:
             self.cost_s,
             *_fields(self.pace),
             *_fields(self.usual),
+            *_of_wait(self.wait),
         )
         return record + _CHECKSUM.pack(zlib.crc32(record))
 
@@ -95,8 +105,9 @@ class Beat:
         if _CHECKSUM.unpack(data[_RECORD.size : RECORD_BYTES])[0] != zlib.crc32(record):
             return None
         mark, number, at, step, activity, entered, since, moved_at, thread, cost_s, *rest = _RECORD.unpack(record)
-        pace, usual = History(*rest[:4]), History(*rest[4:])
-        times = (at, since, moved_at, cost_s, *_fields(pace)[1:], *_fields(usual)[1:])
+        pace, usual = History(*rest[:4]), History(*rest[4:8])
+        kind, place, waits_since, text = rest[8:]
+        times = (at, since, moved_at, cost_s, waits_since, *_fields(pace)[1:], *_fields(usual)[1:])
         if mark != _MARK or not all(map(math.isfinite, times)) or activity not in _WORDS:
             return None
         return cls(
@@ -111,7 +122,28 @@ class Beat:
             cost_s=cost_s,
             pace=pace,
             usual=usual,
+            wait=_wait(kind, place, waits_since, text),
         )
+
+
+def _of_wait(wait: Wait | None) -> tuple[int, int, float, bytes]:
+    """Names that do not fit are left out, and a sentence that does not is cut."""
+    if wait is None:
+        return 0, 0, 0.0, b""
+    why = wait.why.replace("\n", " ").encode(errors="replace")[: _TEXT_BYTES // 2]
+    names = ""
+    for name in wait.whom:
+        fits = len(names) + len(name) + len(why) + 2 <= _TEXT_BYTES
+        if fits and name.isascii() and name.isprintable() and "," not in name:
+            names += f",{name}" if names else name
+    return int(wait.kind), wait.place, wait.since, why + b"\n" + names.encode()
+
+
+def _wait(kind: int, place: int, since: float, text: bytes) -> Wait | None:
+    if kind not in set(WaitKind):
+        return None
+    why, _, names = text.rstrip(b"\0").decode(errors="ignore").partition("\n")
+    return Wait(WaitKind(kind), why, tuple(filter(None, names.split(","))), since, place)
 
 
 def _fields(history: History) -> tuple[int, float, float, float]:

@@ -17,8 +17,9 @@ import time
 from collections import deque
 from pathlib import Path
 
+from holdfast.core.waits import Wait
 from holdfast.detection.beat import Activity, Beat
-from holdfast.detection.pages import PAGE_BYTES, Note, note_path
+from holdfast.detection.pages import PAGE_BYTES, STEP_AT, Note, note_path
 from holdfast.detection.phi import Intervals
 
 BEAT_S = 0.1
@@ -40,13 +41,19 @@ class Pulse:
         self.thread = threading.get_ident()
         self.native = threading.get_native_id()
         self.finished: deque[tuple[Activity, float]] = deque(maxlen=UNCOUNTED_MAX)
+        self.note_step: memoryview | None = None  # where the step is noted at once: a beat may be the last before death
+        self.wait: Wait | None = None  # what it waits for, once it has waited for a moment
 
     def enter(self, activity: Activity, step: int) -> None:
         now = time.monotonic()
         self.finished.append((self.activity, now - self.since))
         self.since = now
         self.activity = activity
-        self.step = step
+        if step != self.step:
+            self.step = step
+            if self.note_step is not None:
+                self.note_step[0] = step
+        self.wait = None
         self.entered += 1  # last: who reads in between takes the old number for the new thing, and looks again
 
     def adopt(self) -> None:
@@ -65,6 +72,8 @@ class Heartbeat:
         self._page_file = os.memfd_create("holdfast-beats")
         os.ftruncate(self._page_file, PAGE_BYTES)
         self._page = mmap.mmap(self._page_file, PAGE_BYTES)
+        self._pulse.note_step = memoryview(self._page)[STEP_AT : STEP_AT + 8].cast("q")
+        self._pulse.note_step[0] = self._pulse.step
         self._stacks = os.memfd_create("holdfast-stacks")
         self._signal = self._offer_stacks()
         self._histories = {activity: Intervals() for activity in Activity}
@@ -138,6 +147,7 @@ class Heartbeat:
             cost_s=time.thread_time(),
             pace=self._pace.history(),
             usual=self._histories[activity].history(),
+            wait=pulse.wait,
         )
         self._write(beat)
 

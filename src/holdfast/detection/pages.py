@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from holdfast.detection.beat import RECORD_BYTES, Beat
 
 FOLDER = "beats"
 PAGE_BYTES = 4096
+STEP_AT = 2048  # in the page, eight bytes: the step that the training thread is at, to the moment
 READS_MAX = 3  # a record that is just being written is whole the next time
 NOTE_BYTES_MAX = 4096
 
@@ -65,6 +67,10 @@ class Page:
             if beat is not None:
                 return beat
         return None
+
+    def step(self) -> int:
+        """The step that it is at, or was at when it died: the page outlives its process while this is open."""
+        return int.from_bytes(os.pread(self._file, 8, STEP_AT), sys.byteorder, signed=True)
 
     def close(self) -> None:
         os.close(self._file)

@@ -16,6 +16,7 @@ from typing import Any
 from holdfast.core.errors import ProtocolError
 from holdfast.core.words import decode_json, encode_json
 from holdfast.detection.progress import Level
+from holdfast.detection.standstill import VOTES_MAX, Idle
 
 NAMED_MAX = 6  # workers of a host that are not well
 PASSED_ON_MAX = 8  # hosts of which something is passed on in one beat
@@ -33,15 +34,18 @@ class Crew:
     counts: tuple[int, ...] = (0,) * len(Level)
     unwell: tuple[tuple[str, Level], ...] = ()
     step: int = 0
+    idle: Idle | None = None  # all its members of the view wait for others, and for whom
 
     @classmethod
-    def of(cls, levels: Mapping[str, Level], step: int) -> Crew:
+    def of(cls, levels: Mapping[str, Level], step: int, idle: Idle | None = None) -> Crew:
         counts = tuple(sum(level == one for level in levels.values()) for one in Level)
         worst = sorted((worker for worker, level in levels.items() if level), key=lambda one: (-levels[one], one))
-        return cls(counts, tuple((worker, levels[worker]) for worker in worst[:NAMED_MAX]), step)
+        return cls(counts, tuple((worker, levels[worker]) for worker in worst[:NAMED_MAX]), step, idle)
 
     def fields(self) -> list[Any]:
-        return [list(self.counts), [[worker, int(level)] for worker, level in self.unwell], self.step]
+        idle = self.idle
+        said = [] if idle is None else [[idle.seconds, idle.members, idle.with_state, list(map(list, idle.votes))]]
+        return [list(self.counts), [[worker, int(level)] for worker, level in self.unwell], self.step, *said]
 
 
 @dataclass(frozen=True)
@@ -101,12 +105,17 @@ class Tidings:
 
 
 def _crew(fields: Any) -> Crew:
-    counts, unwell, step = _listed(fields, 3)
+    counts, unwell, step, *idle = _listed(fields, 4)
     found = tuple(_whole(count) for count in _listed(counts, len(Level)))
     if len(found) != len(Level):
         raise ValueError(f"{len(found)} levels")
     named = tuple((_name(worker), Level(level)) for worker, level in _listed(unwell, NAMED_MAX))
-    return Crew(found, named, _whole(step))
+    return Crew(found, named, _whole(step), _idle(*idle[0]) if idle else None)
+
+
+def _idle(seconds: Any, members: Any, with_state: Any, votes: Any) -> Idle:
+    named = tuple((_name(worker), _whole(count)) for worker, count in _listed(votes, VOTES_MAX))
+    return Idle(_number(seconds), _whole(members), _whole(with_state), named)
 
 
 def _opinion(host: Any, silent: Any, reachable: Any, seconds: Any, phi: Any) -> Opinion:

@@ -20,7 +20,7 @@ class Entry:
 
 def no_hosts() -> str:
     """Several hosts are network namespaces with an etcd of their own."""
-    from holdfast.launch.etcd_member import find_etcd
+    from holdfast.agent.hosts.etcd_member import find_etcd
     from holdfast.testing.switchboard import why_not
 
     reason = why_not()

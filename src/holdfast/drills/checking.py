@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from holdfast.drills.schedule import Done
+from holdfast.drills.suspicion import sentence, who_came_before
 from holdfast.drills.trace import Entry, Trace
 
 SAMPLES_MAX = 5_000_000  # counted one by one; of more, the shards are
@@ -30,6 +31,7 @@ class Outcome:
     digests: Mapping[str, str] = field(default_factory=dict)  # of the workers that finished
     last_words: str = ""
     damaged: str | None = None  # what is wrong with the newest checkpoint; None: there is none, or nobody looked
+    best: str = ""  # the step and the weights of the best checkpoint, or why there is none; empty: nobody looked
 
     @property
     def digest(self) -> str:
@@ -72,6 +74,7 @@ class Difference:
     step: int
     tensors: tuple[str, ...]
     at: float  # when the drilled run applied that step
+    workers: tuple[str, ...] = ()  # who was the first to differ
 
     def sentence(self, first_fault_at: float | None) -> str:
         others = len(self.tensors) - 1
@@ -86,13 +89,26 @@ class Difference:
 
 
 def check(
-    quiet: Outcome, faulty: Outcome, done: Sequence[Done], indices: Callable[[int, int], list[int]] | None
+    quiet: Outcome,
+    faulty: Outcome,
+    done: Sequence[Done],
+    indices: Callable[[int, int], list[int]] | None,
+    lines: Sequence[str] = (),
 ) -> list[Verdict]:
-    """`indices`: the samples of (step, shard), by the plan that the traces name; None: that is not looked at."""
+    """`indices`: the samples of (step, shard), by the plan that the traces name; None: that is not looked at.
+
+    `lines`: of the script, that change what may not travel with a snapshot.
+    """
     if faulty.exit_code is None:
         return [Verdict("training went on", None, "the drill was interrupted; nothing is judged")]
-    verdicts = [_finished(faulty), _exact(quiet, faulty, done), _steps_once(quiet, faulty), _samples(faulty, indices)]
+    verdicts = [
+        _finished(faulty),
+        _exact(quiet, faulty, done, lines),
+        _steps_once(quiet, faulty),
+        _samples(faulty, indices),
+    ]
     verdicts += [_nothing_undone(faulty), _one_view(faulty), *_ledger(faulty, done), *_corruption(faulty, done)]
+    verdicts += _validation(quiet, faulty)
     if faulty.damaged is not None:
         verdicts.append(
             Verdict("whole checkpoints", not faulty.damaged, faulty.damaged or "the newest one verifies at the end")
@@ -100,28 +116,67 @@ def check(
     return verdicts
 
 
+def _validation(quiet: Outcome, faulty: Outcome) -> list[Verdict]:
+    """What the script recorded outside its shards, and the model that was the best by it."""
+    verdicts = []
+    right, found = _recorded(quiet), _recorded(faulty)
+    if right:
+        wrong = [key for key, value in right.items() if found.get(key) != value]
+        text = f"all {len(right)} values that were recorded outside the shards are the same"
+        if wrong:
+            step, name = wrong[0]
+            text = (
+                f"{name} at step {step} is {found.get(wrong[0], 'not there')}, and {right[wrong[0]]} in the quiet run"
+            )
+        verdicts.append(Verdict("same validation", not wrong, text))
+    if quiet.best or faulty.best:
+        same = quiet.best == faulty.best
+        text = f"the best model is that of {quiet.best}" + ("" if same else f", and of {faulty.best} after the faults")
+        verdicts.append(Verdict("same best model", same, text))
+    return verdicts
+
+
+def _recorded(outcome: Outcome) -> dict[tuple[int, str], str]:
+    return {
+        (int(event["step"]), str(name)): repr(value)
+        for event in outcome.of_kind("recorded")
+        for name, value in event["metrics"].items()
+    }
+
+
 def first_difference(quiet: Outcome, faulty: Outcome) -> Difference | None:
-    one, other = quiet.history(), faulty.history()
-    for step in sorted(one.keys() & other.keys()):
-        if one[step].digests != other[step].digests:
-            names = faulty.trace.tensors_that_differ(one[step].digests, other[step].digests)
-            return Difference(step, tuple(names) or ("the list of tensors",), other[step].at)
-    return None
+    """By any worker: one that was given too little differs before the others, who later add up what it computes."""
+    right, since, liars = quiet.history(), faulty.went_back_at, faulty.liars
+    later = [entry for entry in faulty.trace.entries if entry.at > since and entry.worker not in liars]
+    looked_at = [entry for entry in (*faulty.history().values(), *later) if entry.step in right]
+    wrong = [entry for entry in looked_at if entry.digests != right[entry.step].digests]
+    if not wrong:
+        return None
+    first = min(wrong, key=lambda entry: (entry.step, entry.at))
+    names = faulty.trace.tensors_that_differ(right[first.step].digests, first.digests)
+    workers = tuple(sorted({entry.worker for entry in wrong if entry.step == first.step}))
+    return Difference(first.step, tuple(names) or ("the list of tensors",), first.at, workers)
 
 
 def _finished(faulty: Outcome) -> Verdict:
     name = "training went on"
     if faulty.exit_code == 0 and faulty.digests:
         return Verdict(name, True, "the script came to its end under the faults")
+    for event in faulty.of_kind("script_mistake"):
+        return Verdict(name, False, f"the script ended it: {event.get('reason')}; {event.get('hint')}")
     words = faulty.last_words.strip().splitlines()
     return Verdict(name, False, f"the run ended with exit code {faulty.exit_code}: {words[-1] if words else 'silent'}")
 
 
-def _exact(quiet: Outcome, faulty: Outcome, done: Sequence[Done]) -> Verdict:
+def _exact(quiet: Outcome, faulty: Outcome, done: Sequence[Done], lines: Sequence[str]) -> Verdict:
     difference = first_difference(quiet, faulty)
     first_fault_at = min((one.at for one in done), default=None)
     if difference is not None:
-        return Verdict("exact", False, f"not the weights of the quiet run: {difference.sentence(first_fault_at)}")
+        text = f"not the weights of the quiet run: {difference.sentence(first_fault_at)}"
+        if first_fault_at is not None and difference.at >= first_fault_at:
+            came = who_came_before(difference.step, difference.workers, faulty.events)
+            text += f"; {sentence(came, difference.step, lines)}" if came is not None else ""
+        return Verdict("exact", False, text)
     if len(set(faulty.digests.values())) > 1:
         said = ", ".join(f"{worker} {digest}" for worker, digest in sorted(faulty.digests.items()))
         return Verdict("exact", False, f"the workers ended with different weights: {said}")
@@ -142,15 +197,18 @@ def _exact(quiet: Outcome, faulty: Outcome, done: Sequence[Done]) -> Verdict:
 def _steps_once(quiet: Outcome, faulty: Outcome) -> Verdict:
     name = "every step once"
     backs = sorted(float(event["t"]) for kind in ("rewound", "resumed") for event in faulty.of_kind(kind))
+    views = {int(event["view"]): event.get("members", ()) for event in faulty.of_kind("view")}
     for worker, entries in sorted(faulty.trace.of_worker().items()):
         for before, after in pairwise(entries):
             if after.step == before.step + 1:
                 continue
             if after.step <= before.step and any(at <= after.at for at in backs):
                 continue  # the run went back, and says so
+            if after.step > before.step and _was_out(worker, before, after, views):
+                continue  # the others left it behind, and it came back with their state
             return Verdict(name, False, f"{worker} applied step {after.step} after step {before.step}")
     history, liars = faulty.history(), faulty.liars
-    expected = set(range(len(quiet.history())))
+    expected = set(range(len(quiet.history() or history)))  # of some runs only the digest is known
     if history.keys() != expected:
         wrong = sorted(history.keys() ^ expected)
         text = f"{len(history)} steps, and {len(expected)} in the quiet run; the first in one only is {wrong[0]}"
@@ -167,6 +225,10 @@ def _steps_once(quiet: Outcome, faulty: Outcome) -> Verdict:
     return Verdict(
         name, True, f"{len(expected)} steps, by {workers} workers in all; none was applied twice or left out by any"
     )
+
+
+def _was_out(worker: str, before: Entry, after: Entry, views: Mapping[int, Sequence[str]]) -> bool:
+    return any(worker not in views.get(number, (worker,)) for number in range(before.view + 1, after.view))
 
 
 def _samples(faulty: Outcome, indices: Callable[[int, int], list[int]] | None) -> Verdict:
@@ -187,6 +249,8 @@ def _samples(faulty: Outcome, indices: Callable[[int, int], list[int]] | None) -
             )
     text = f"each of the {shards} shards of each step was added up once"
     plan = faulty.trace.plan
+    if plan.get("sampler"):
+        return Verdict(name, True, f"{text}; which samples these have is the sampler's word")
     if indices is None or len(counted) * int(plan.get("batch", 0)) > SAMPLES_MAX:
         return Verdict(name, True, text)
     wrong = _uneven(counted.keys(), indices, plan)

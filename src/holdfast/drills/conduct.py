@@ -10,31 +10,31 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.drills.by_time import ByTime
 from holdfast.drills.catalogue import refuse_impossible
 from holdfast.drills.checking import Outcome, Verdict, check
+from holdfast.drills.engine import LOOK_S, Engine
 from holdfast.drills.figures import Figures, flat, measure, recovered_at
-from holdfast.drills.ground import Ground, Run, events_of, parts_of, views_of
-from holdfast.drills.injecting import LOOK_S, Injector
+from holdfast.drills.ground import RIG, Ground, setting_of
+from holdfast.drills.nemesis import Nemesis
 from holdfast.drills.plan import Plan
 from holdfast.drills.report import Drill, write_json, write_report
-from holdfast.drills.schedule import Done, draw
+from holdfast.drills.schedule import Done, Planned, draw
+from holdfast.drills.suspicion import lines_to_look_at
 from holdfast.drills.trace import Entry, TraceReader
 from holdfast.events.telling import count
-from holdfast.testing.watched import LOG_SHOWN
+from holdfast.script_check.conduct import first_look
 
+CHECK_S_MAX = 60.0  # for a look at the script before
 START_S_MAX = 180.0  # until all workers train
-HANGS_S = 180.0  # without a step: the run is given up
-TIMED_OUT = 124
 INTERRUPTED = 130
-
-Look = Callable[[list[Entry]], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,8 @@ def conduct(request: Request) -> int:
     for path in (request.report, request.json):
         if path is not None and not path.resolve().parent.is_dir():
             raise ConfigError(f"there is no directory for {path}", hint="make it first, or name another place")
+        if path is not None and path.is_dir():
+            raise ConfigError(f"{path} is a directory", hint="name the file to write, such as drill.html")
     home = Path(tempfile.mkdtemp(prefix="holdfast-drill-"))
     conductor = Conductor(request, home)
     try:
@@ -77,7 +79,10 @@ class Conductor:
     request: Request
     home: Path
     judged: bool = False
+    _look: str = ""  # what a check says of the script before the drill
     _began: float = 0.0  # on the monotonic clock
+    _began_at: float = 0.0  # in seconds since 1970
+    _seen: int = 0  # of the faults that were done
     _waiting: list[Done] = field(default_factory=list)  # for their recovery
 
     def go(self) -> int:
@@ -85,25 +90,31 @@ class Conductor:
         schedule = draw(plan)
         with ExitStack() as stack:
             try:
-                ground = stack.enter_context(Ground(plan, self.home, script))
+                self._look = first_look(script, CHECK_S_MAX)
+                _say(f"the script's first steps, computed again in other ways: {self._look}")
+                ground = stack.enter_context(Ground(setting_of(plan), self.home, [*RIG, *script]))
                 quiet = self._quiet(ground)
                 self._check_length(quiet, schedule[0].at_s)
             except KeyboardInterrupt:
                 _say("interrupted in the quiet run: nothing was injected, so there is no report")
                 return INTERRUPTED
-            injector = self._injector(ground)
-            faulty, window = Outcome(), (time.time(), time.time())
+            engine, nemesis = self._prepare(ground)
+            code: int | None = None
             try:
-                faulty, window = self._faulty(injector)
+                self._wait_for_all(engine)
+                engine.faults = ByTime(nemesis, engine.traces, schedule, self._began).faults()
+                code = engine.go()
             except KeyboardInterrupt:
-                window = (time.time() - (time.monotonic() - self._began), time.time()) if self._began else window
-                faulty = _outcome(injector.run, injector.traces, None)
                 _say("interrupted; ending what was started")
             finally:
                 with _uninterruptible():
-                    injector.end()
+                    nemesis.end()
+                    faulty = engine.outcome(code)
+                    if code is not None:
+                        self._look_into_storage(ground, faulty)
+                    nemesis.note_flips()
                     stack.close()
-        return self._judge(quiet, faulty, injector, window)
+        return self._judge(quiet, faulty, nemesis, schedule)
 
     # ---- the quiet run
 
@@ -112,10 +123,10 @@ class Conductor:
         spares = f" and {count(plan.spares, 'spare')}" if plan.spares else ""
         where = f" on {plan.hosts} hosts" if plan.hosts > 1 else ""
         _say(f"first a quiet run of the same script, with {plan.workers} workers{spares}{where}")
-        run, traces = ground.run("quiet"), TraceReader(ground.traces("quiet"))
-        run.start()
-        code = _let_run(run, traces)
-        outcome = _outcome(run, traces, code)
+        engine = Engine(ground.run("quiet"), TraceReader(ground.traces("quiet")))
+        engine.run.start()
+        code = engine.go()
+        outcome = engine.outcome(code)
         if code != 0:
             words = outcome.last_words.strip()
             raise ConfigError(
@@ -126,6 +137,7 @@ class Conductor:
             raise ConfigError(
                 "the script ended without a step of training", hint="it has to call holdfast.join and run its steps"
             )
+        outcome.best = _best(ground.storage("quiet"), plan.keep_best)
         commits = sorted(outcome.trace.commits().values())
         _say(f"quiet run: {count(len(commits), 'step')} in {commits[-1] - commits[0]:.1f} s, weights {outcome.digest}")
         return outcome
@@ -144,71 +156,75 @@ class Conductor:
 
     # ---- the run with faults
 
-    def _injector(self, ground: Ground) -> Injector:
+    def _prepare(self, ground: Ground) -> tuple[Engine, Nemesis]:
         run, traces = ground.run("faulty"), TraceReader(ground.traces("faulty"))
-        return Injector(ground, run, "faulty", traces, draw(self.request.plan), self._tell)
+        nemesis = Nemesis(ground, run, "faulty", self._tell, lambda: traces.step)
+        engine = Engine(run, traces, nemesis)
+        engine.told = lambda fresh: self._tell_recoveries(engine, nemesis, fresh)
+        return engine, nemesis
 
-    def _faulty(self, injector: Injector) -> tuple[Outcome, tuple[float, float]]:
-        run, traces, plan = injector.run, injector.traces, self.request.plan
+    def _wait_for_all(self, engine: Engine) -> None:
+        """Start it, until all workers train: the schedule's time begins."""
+        run, traces, plan = engine.run, engine.traces, self.request.plan
         run.start()
-        _wait_for_all(run, traces, plan.workers)
-        self._began, began = time.monotonic(), time.time()
-        injector.start(self._began)
+        deadline = time.monotonic() + START_S_MAX
+        while not (len(run.members) >= plan.workers and traces.begun.issuperset(run.members)):
+            if run.over() or time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{plan.workers} workers never trained together: {run.last_words().strip()}",
+                    hint="the script may be too short: give it more steps, or ask for fewer workers",
+                )
+            time.sleep(LOOK_S)
+            run.look()
+            traces.look()
+        self._began, self._began_at = time.monotonic(), time.time()
         _say(f"all {plan.workers} workers train; faults from now on, seed {plan.seed}")
 
-        def look(fresh: list[Entry]) -> bool:
-            self._tell_recoveries(injector, fresh)
-            injector.look(time.monotonic())
-            return injector.agent_is_away
-
-        code = _let_run(run, traces, look)
-        injector.end()
-        for done in injector.done:
-            if done.planned.kind == "corrupt" and (flipped := injector.flipped(done)):
-                done.note = f"step {flipped[0]}, {flipped[1]}" if flipped[1] else ""
-        outcome = _outcome(run, traces, code)
-        outcome.damaged = _damaged(injector.ground.storage("faulty"))
-        ended = min(time.time(), began + plan.for_s)
-        return outcome, (began, max([ended, *(done.ended_at or done.at for done in injector.done)]))
+    def _look_into_storage(self, ground: Ground, faulty: Outcome) -> None:
+        faulty.damaged = _damaged(ground.storage("faulty"))
+        faulty.best = _best(ground.storage("faulty"), self.request.plan.keep_best)
 
     def _tell(self, text: str) -> None:
         _say(f"{time.monotonic() - self._began:6.1f} s  {text}")
 
-    def _tell_recoveries(self, injector: Injector, fresh: list[Entry]) -> None:
-        self._waiting += injector.done[self._seen :]
-        self._seen = len(injector.done)
+    def _tell_recoveries(self, engine: Engine, nemesis: Nemesis, fresh: list[Entry]) -> None:
+        self._waiting += nemesis.done[self._seen :]
+        self._seen = len(nemesis.done)
         if not self._waiting or not fresh:
             return
-        views, entries = views_of(injector.run), sorted(fresh, key=lambda entry: entry.at)
+        views, entries = engine.run.views, sorted(fresh, key=lambda entry: entry.at)
         for done in list(self._waiting):
             at = recovered_at(done, entries, views)
             if at is not None:
                 self._waiting.remove(done)
-                self._tell(f"  step {injector.traces.step}, {at - done.at:.2f} s after: {done.what.partition(' (')[0]}")
-
-    _seen: int = 0
+                self._tell(f"  step {engine.traces.step}, {at - done.at:.2f} s after: {done.what.partition(' (')[0]}")
 
     # ---- what came of it
 
-    def _judge(self, quiet: Outcome, faulty: Outcome, injector: Injector, window: tuple[float, float]) -> int:
+    def _judge(self, quiet: Outcome, faulty: Outcome, nemesis: Nemesis, schedule: Sequence[Planned]) -> int:
         self.judged = True
-        verdicts = check(quiet, faulty, injector.done, _indices(faulty.trace.plan))
-        figures = measure(quiet, faulty, injector.done, began=window[0], ended=window[1])
+        done = nemesis.done
+        began = self._began_at or time.time()
+        ended = max([min(time.time(), began + self.request.plan.for_s), *(one.ended_at or one.at for one in done)])
+        lines = _lines_to_look_at(self.request.script[0])
+        verdicts = check(quiet, faulty, done, _indices(faulty.trace.plan), lines)
+        figures = measure(quiet, faulty, done, began=began, ended=ended)
         verdicts += self._bar(figures, faulty)
-        if faulty.exit_code is not None and not injector.done:
+        if faulty.exit_code is not None and not done:
             verdicts.append(Verdict("faults", False, "the script was over before the first fault"))
         drill = Drill(
             plan=self.request.plan,
             script=self.request.script,
-            planned=tuple(injector.schedule),
-            done=tuple(injector.done),
+            planned=tuple(schedule),
+            done=tuple(done),
             verdicts=tuple(verdicts),
             figures=figures,
-            flat=flat(figures, quiet, faulty, injector.done),
+            flat=flat(figures, quiet, faulty, done),
             events=faulty.events,
-            began=window[0],
-            ended=window[1],
+            began=began,
+            ended=ended,
             interrupted=faulty.exit_code is None,
+            first_look=self._look,
         )
         write_report(drill, self.request.report)
         if self.request.json is not None:
@@ -229,75 +245,17 @@ class Conductor:
         return [Verdict("goodput", reached is not None and reached >= least, text)]
 
 
-def _let_run(run: Run, traces: TraceReader, look: Look = lambda fresh: False) -> int:
-    """Until its agents end, and `look` does not say that one is away. Returns the worst exit code.
-
-    A run in which nothing moves is given up, as if `timeout` had ended it.
-    """
-    moved = time.monotonic()
-    away = False
-    while True:
-        over = not away and _is_over(run)
-        before = _heard(run)
-        run.look()
-        fresh = traces.look()
-        away = look(fresh)
-        if over:
-            return max(_exit_codes(run))
-        if fresh or _heard(run) > before:
-            moved = time.monotonic()
-        if time.monotonic() - moved > HANGS_S:
-            return TIMED_OUT
-        time.sleep(LOOK_S)
-
-
-def _is_over(run: Run) -> bool:
-    return all(agent is None or agent.poll() is not None for agent in _agents(run))
-
-
-def _heard(run: Run) -> int:
-    return sum(len(part.events) for part in parts_of(run))
-
-
-def _agents(run: Run) -> list[Any]:
-    return [part.agent for part in parts_of(run)]
-
-
-def _exit_codes(run: Run) -> Iterator[int]:
-    for agent in _agents(run):
-        yield abs(agent.returncode) if agent is not None else 1
-
-
-def _wait_for_all(run: Run, traces: TraceReader, workers: int) -> None:
-    deadline = time.monotonic() + START_S_MAX
-    while not _is_over(run) and time.monotonic() < deadline:
-        run.look()
-        traces.look()
-        if len(run.members) >= workers and traces.begun.issuperset(run.members):
-            return
-        time.sleep(LOOK_S)
-    raise ConfigError(
-        f"{workers} workers never trained together: {_log(run)[-LOG_SHOWN:].strip()}",
-        hint="the script may be too short: give it more steps, or ask for fewer workers",
-    )
-
-
-def _log(run: Run) -> str:
+def _lines_to_look_at(script: str) -> list[str]:
+    """Of a script; of a module nobody knows here where it is."""
     try:
-        return run.log()
-    except OSError:
-        return ""
-
-
-def _outcome(run: Run, traces: TraceReader, code: int | None) -> Outcome:
-    run.look()
-    traces.look()
-    return Outcome(traces.trace, list(events_of(run)), code, dict(run.digests), _log(run)[-LOG_SHOWN:])
+        return lines_to_look_at(Path(script).read_text(), Path(script).name) if script != "-m" else []
+    except (OSError, UnicodeDecodeError):
+        return []
 
 
 def _indices(plan: Mapping[str, Any]) -> Callable[[int, int], list[int]] | None:
-    if not plan:
-        return None
+    if not plan or plan.get("sampler"):
+        return None  # a sampler uses a sample as often as it likes
     from holdfast.data.shards import ShardPlan  # loads torch
 
     return ShardPlan(**plan).validate().indices
@@ -305,7 +263,7 @@ def _indices(plan: Mapping[str, Any]) -> Callable[[int, int], list[int]] | None:
 
 def _damaged(storage: Path) -> str | None:
     """What is wrong with the newest checkpoint; None if there is none."""
-    from holdfast.checkpoint.reading import list_checkpoints, verify
+    from holdfast.checkpoint.restoring.reading import list_checkpoints, verify
     from holdfast.checkpoint.storage.opening import open_storage
 
     try:
@@ -314,6 +272,31 @@ def _damaged(storage: Path) -> str | None:
         return None if newest is None else "; ".join(verify(place, newest))
     except HoldfastError as error:
         return str(error).partition("\n")[0]
+
+
+def _best(storage: Path, criterion: str) -> str:
+    """The step and the digest of the best checkpoint's weights, in words; or why there is none."""
+    if not criterion:
+        return ""
+    from holdfast.checkpoint.converting.exporting import weights_of
+    from holdfast.checkpoint.restoring.reading import list_checkpoints, read_manifest, read_selected
+    from holdfast.checkpoint.saving.retention import Keep, best_of
+    from holdfast.checkpoint.storage.opening import open_storage
+    from holdfast.state.digest import digest_tensors
+
+    try:
+        place = open_storage(str(storage))
+        manifests = {one.step: read_manifest(place, one.step) for one in list_checkpoints(place) if one.committed}
+        step = best_of([(step, manifest.metrics) for step, manifest in manifests.items()], Keep(best=criterion))
+        if step is None:
+            return f"no step, since no checkpoint has the metric of {criterion}"
+        weights = weights_of(manifests[step])
+        tensors = read_selected(place, manifests[step], weights.values())
+        digest = digest_tensors((name, tensors[number]) for name, number in sorted(weights.items()))
+        name = criterion.rpartition(":")[0]
+        return f"step {step}, {name} {manifests[step].metrics[name]!r}, weights {digest}"
+    except HoldfastError as error:
+        return f"nobody knows which step: {str(error).partition(chr(10))[0]}"
 
 
 def _say(text: str) -> None:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from holdfast.agent.hosts.etcd_cluster import EtcdCluster
 from holdfast.core.errors import ConfigError, LedgerUnavailable
 from holdfast.drills.plan import Plan
 from holdfast.drills.trace import TRACE
-from holdfast.launch.etcd_cluster import EtcdCluster
-from holdfast.testing.fleet import Fleet
+from holdfast.testing.observed_run import Observed, ObservedHosts, ObservedRun
 from holdfast.testing.switchboard import Switchboard
-from holdfast.testing.watched import Watched
 from holdfast.trust.keys import create_keys
 
 AUDIT_EVERY = 10  # steps, where a bit is flipped
@@ -27,32 +27,42 @@ TMPFS_SHARE = 4  # a full disk is a tmpfs of up to a quarter of the memory
 RIG = ("-m", "holdfast.drills.rig")
 
 
-class Recorded(Watched):
-    """A run, or one host's part of it, whose events are kept."""
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How a drill's runs are started."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.events: list[dict[str, Any]] = []
-        self.views: dict[int, tuple[str, ...]] = {}  # number -> members
-
-    def fold(self, event: dict[str, Any]) -> None:
-        try:
-            super().fold(event)
-        except (KeyError, TypeError):  # damaged, as on a full disk
-            return
-        self.events.append(event)
-        if event["kind"] == "view":
-            self.views[event["view"]] = tuple(event["members"])
+    workers: int
+    spares: int = 0
+    hosts: int = 1
+    options: tuple[str, ...] = ()  # more of `holdfast run`
+    checkpoints: bool = False  # in the ground's storage, which can be taken away
+    small_disk: bool = False  # that storage can be full
 
 
-Run = Recorded | Fleet
+def setting_of(plan: Plan) -> Setting:
+    options = ["--restarts", "100000", "--save-every", plan.save_every, "--keep", str(KEPT)]
+    if plan.keep_best:
+        options += ["--keep-best", plan.keep_best]
+    if plan.corrupt:
+        fraction = "1" if plan.corrupt == "gradient" else "0"
+        options += ["--audit", fraction, "--audit-every", str(AUDIT_EVERY)]
+    return Setting(
+        workers=plan.workers,
+        spares=plan.spares,
+        hosts=plan.hosts,
+        options=tuple(options),
+        checkpoints=True,
+        small_disk=plan.disk_full_s > 0,
+    )
 
 
 class Ground:
-    def __init__(self, plan: Plan, home: Path, script: list[str]) -> None:
-        self._plan = plan
+    """The runs of one drill, by their names, and what is under them."""
+
+    def __init__(self, setting: Setting, home: Path, script: Sequence[str]) -> None:
+        self._setting = setting
         self._home = home
-        self._script = [*RIG, *script]
+        self._script = list(script)
         self._stack = ExitStack()
         self._storage = home / "storage"
         self._tmpfs_bytes = 0
@@ -62,9 +72,9 @@ class Ground:
     def __enter__(self) -> Ground:
         try:
             self._storage.mkdir()
-            if self._plan.disk_full_s:
+            if self._setting.small_disk:
                 self._mount()
-            if self._plan.hosts > 1:
+            if self._setting.hosts > 1:
                 self._make_hosts()
         except BaseException:
             self._stack.close()
@@ -76,7 +86,7 @@ class Ground:
 
     @property
     def hosts(self) -> list[str]:
-        return [f"h{number}" for number in range(1, self._plan.hosts + 1)]
+        return [f"h{number}" for number in range(1, self._setting.hosts + 1)]
 
     def _make_hosts(self) -> None:
         members = ["e1", "e2", "e3"]
@@ -89,47 +99,59 @@ class Ground:
         self._stack.enter_context(self.cluster)
         create_keys(self._home / "keys")
 
+    @property
+    def network(self) -> Switchboard:
+        assert self.board is not None
+        return self.board
+
     # ---- runs
 
-    def run(self, name: str) -> Run:
-        """Not started yet. It is ended with the ground at the latest."""
+    def run(self, name: str, *script: str, alone: bool = False) -> Observed:
+        """Not started yet; `script`: more arguments of it. It is ended with the ground at the latest.
+
+        With `alone` it is on one host, without spares, even where others are on several.
+        """
         traces = self.traces(name)
         traces.mkdir(parents=True)
-        (self._storage / name).mkdir()
         variables = {TRACE: str(traces)}
-        options = [*self._options(), "--checkpoint", str(self._storage / name)]
-        run: Run
-        if self.board is None:
-            sized = ["--workers", str(self._plan.workers), "--spares", str(self._plan.spares)]
-            run = Recorded(self._home, name, [*sized, *options], self._script, variables=variables)
+        options = list(self._setting.options)
+        if self._setting.checkpoints:
+            (self._storage / name).mkdir()
+            options += ["--checkpoint", str(self._storage / name)]
+        command = [*self._script, *script]
+        setting = replace(self._setting, hosts=1, spares=0) if alone else self._setting
+        run: Observed
+        if setting.hosts == 1:
+            sized = ["--workers", str(setting.workers), "--spares", str(setting.spares)]
+            run = ObservedRun(self._home, name, [*sized, *options], command, variables=variables)
         else:
-            run = Fleet(self._part(name, index, options, variables) for index in range(self._plan.hosts))
+            parts = [self._part(name, index, options, command, variables) for index in range(setting.hosts)]
+            run = ObservedHosts(parts)
         self._stack.callback(run.end)
         return run
 
-    def _part(self, name: str, index: int, options: list[str], variables: dict[str, str]) -> Recorded:
-        assert self.board is not None and self.cluster is not None
-        workers = len(range(index, self._plan.workers, self._plan.hosts))
-        spares = len(range(index, self._plan.spares, self._plan.hosts))
-        sized = ["--workers", str(workers), "--spares", str(spares)]
-        placed = ["--ledger", self.cluster.url, "--keys", str(self._home / "keys")]
+    def size_of(self, host: str) -> int:
+        """How many workers a host begins with."""
+        index = self.hosts.index(host) if host else 0
+        return len(range(index, self._setting.workers, self._setting.hosts))
+
+    def _part(
+        self, name: str, index: int, options: list[str], command: list[str], variables: dict[str, str]
+    ) -> ObservedRun:
+        assert self.cluster is not None
         host = self.hosts[index]
-        return Recorded(
+        spares = len(range(index, self._setting.spares, self._setting.hosts))
+        sized = ["--workers", str(self.size_of(host)), "--spares", str(spares)]
+        placed = ["--ledger", self.cluster.url, "--keys", str(self._home / "keys")]
+        return ObservedRun(
             self._home,
             name,
             [*sized, *placed, *options],
-            self._script,
+            command,
             host=host,
-            prefix=self.board.command(host),
+            prefix=self.network.command(host),
             variables=variables,
         )
-
-    def _options(self) -> list[str]:
-        options = ["--restarts", "100000", "--save-every", self._plan.save_every, "--keep", str(KEPT)]
-        if self._plan.corrupt:
-            fraction = "1" if self._plan.corrupt == "gradient" else "0"
-            options += ["--audit", fraction, "--audit-every", str(AUDIT_EVERY)]
-        return options
 
     def traces(self, name: str) -> Path:
         return self._home / "trace" / name
@@ -139,34 +161,12 @@ class Ground:
 
     # ---- outages
 
-    def cut_off(self, host: str) -> None:
-        assert self.board is not None
-        self.board.isolate(host)
-
-    def join_up(self) -> None:
-        assert self.board is not None
-        self.board.heal()
-
-    def take_ledger(self, run: Run) -> str:
-        """Returns what was done."""
-        if self.cluster is not None:
-            for member in range(len(self.cluster.members)):
-                self.cluster.kill(member)
-            return "kill -9 all members of etcd"
-        assert isinstance(run, Recorded) and run.agent is not None
-        run.agent.kill()
-        run.agent.wait()
-        return f"kill -9 the agent (process {run.agent.pid}), and the ledger with it"
-
-    def give_ledger(self, run: Run) -> None:
-        if self.cluster is not None:
-            try:
-                self.cluster.start()
-            except LedgerUnavailable:
-                self.cluster.start()  # three members at once, on a busy machine
-            return
-        assert isinstance(run, Recorded)
-        run.start()
+    def restart_ledger(self) -> None:
+        assert self.cluster is not None
+        try:
+            self.cluster.start()
+        except LedgerUnavailable:
+            self.cluster.start()  # three members at once, on a busy machine
 
     def take_storage(self, name: str) -> None:
         """As a volume that is unmounted: what is there is safe, and nobody can get at it."""
@@ -204,15 +204,3 @@ class Ground:
         subprocess.run(
             ["mount", "-o", f"remount,size={size}", str(self._storage)], check=True, capture_output=True, text=True
         )
-
-
-def parts_of(run: Run) -> list[Recorded]:
-    return [run] if isinstance(run, Recorded) else [part for part in run.hosts.values() if isinstance(part, Recorded)]
-
-
-def events_of(run: Run) -> list[dict[str, Any]]:
-    return sorted((event for part in parts_of(run) for event in part.events), key=lambda event: float(event["t"]))
-
-
-def views_of(run: Run) -> dict[int, tuple[str, ...]]:
-    return {number: members for part in parts_of(run) for number, members in part.views.items()}

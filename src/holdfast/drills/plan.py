@@ -9,8 +9,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.durations import parse_duration
 from holdfast.core.errors import ConfigError
-from holdfast.launch.settings import WORKERS_MAX
+from holdfast.core.options.kinds import parse_whole
+from holdfast.core.options.run import WORKERS_MAX
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,8 +25,6 @@ PERIOD_S_MIN = 0.2
 STOPS_MAX = 1000
 HOSTS_MAX = 16
 TIMES_MIN, TIMES_MAX = 1.1, 100.0
-_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(|ms|s|sec|m|min|h)")
 _SLOW = re.compile(r"(\d+):(\d+(?:\.\d+)?)x?")
 
 
@@ -54,6 +54,7 @@ class Plan:
     disk_full_s: float = 0.0
     corrupt: str = ""
     save_every: str = "5s"
+    keep_best: str = ""  # by a recorded metric, as in "val_loss:min": both runs save it, and must save the same
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -123,14 +124,6 @@ class Plan:
 WINDOWS_SHARE = 0.8  # of the time may be outages: the rest is there to recover in
 
 
-def parse_duration(option: str, value: object) -> float:
-    """Seconds, from 10s, 500ms, 2m, 1h, or a plain number."""
-    match = _DURATION.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
-    if match is None:
-        raise ConfigError(f"{option} is {str(value)[:40]!r}", hint="give a time: 500ms, 10s, 2m, 1h")
-    return float(match[1]) * _UNITS[match[2]]
-
-
 def parse_slow(value: object) -> Slow:
     match = _SLOW.fullmatch(str(value).strip())
     if match is None:
@@ -163,13 +156,11 @@ DISK_FULL_S = 10.0
 def _duration(name: str, value: object) -> float:
     if name == "disk-full" and isinstance(value, bool):
         return DISK_FULL_S if value else 0.0
-    return parse_duration(f"--{name}", value)
+    return parse_duration(f"--{name}", str(value))
 
 
 def _whole(name: str, value: object) -> int:
-    if type(value) is not int:
-        raise ConfigError(f"--{name} is {str(value)[:40]!r}", hint="give a whole number")
-    return value
+    return parse_whole(f"--{name}", str(value), "give a whole number")
 
 
 def read_plan(path: Path) -> dict[str, Any]:
@@ -181,6 +172,11 @@ def read_plan(path: Path) -> dict[str, Any]:
             f"cannot read the plan {path}: {error.strerror}", hint="the script and its arguments come after --"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        if path.suffix == ".py":
+            raise ConfigError(
+                f"{path} is a script, and stands where a plan would",
+                hint=f"write -- before it: holdfast drill … -- {path}",
+            ) from error
         raise ConfigError(f"{path} is not a plan: {error}", hint="write TOML, such as: kill-every = '10s'") from error
     known = option_names()
     for name in found:

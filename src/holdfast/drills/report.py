@@ -76,6 +76,7 @@ class Drill:
     began: float
     ended: float
     interrupted: bool = False
+    first_look: str = ""  # what `holdfast check` says of the script
 
     @property
     def broken(self) -> list[str]:
@@ -123,6 +124,7 @@ def write_json(drill: Drill, path: Path) -> None:
         "hosts": drill.plan.hosts,
         "faults_planned": len(drill.planned),
         "script": list(drill.script),
+        "check": drill.first_look,
         "plan": asdict(drill.plan),
         "promises": [asdict(verdict) for verdict in drill.verdicts],
         "fault_list": [
@@ -177,6 +179,7 @@ def html(drill: Drill) -> str:
 <body><main>
 <h1 class="{colour}">{escape(drill.headline().capitalize())}</h1>
 <div class="faint"><code>{escape(command)}</code>, {asked}</div>
+{f'<div class="faint">Before the drill: {escape(drill.first_look)}</div>' if drill.first_look else ""}
 <ul class="tiles">{_tiles(drill)}</ul>
 <h2>Promises</h2><div class="wide"><table>{_promises(drill)}</table></div>
 {sections}

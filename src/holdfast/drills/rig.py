@@ -22,12 +22,14 @@ import torch
 
 import holdfast
 from holdfast.drills.trace import DIGITS, TRACE, order_path, result_path, trace_path
-from holdfast.launch.bootstrap import run_script
-from holdfast.run import joining
-from holdfast.run.gradients import Shares
-from holdfast.run.loop import Run
+from holdfast.engine.api import joining
+from holdfast.engine.api.run import Run
+from holdfast.engine.gradients import Shares
+from holdfast.placement.bootstrap import run_script
 from holdfast.state.digest import digest_tensors
-from holdfast.testing.corruption_script import flip
+from holdfast.state.naming import named_state
+from holdfast.state.optimizer import by_name
+from holdfast.testing.bit_flips import flip
 
 
 class Tracer:
@@ -42,7 +44,7 @@ class Tracer:
         self._flipper = Flipper(run, directory)
 
     def applied(self, step: int, view: int, counted: Shares) -> None:
-        state = [(name, value) for name, value in self._run.model.state_dict().items() if torch.is_tensor(value)]
+        state = [(name, value) for name, value in named_state(self._run.model).items() if torch.is_tensor(value)]
         digests = "".join(digest_tensors([one])[:DIGITS] for one in state)
         names = [name for name, _ in state]
         if names != self._names or not self._began:
@@ -53,7 +55,8 @@ class Tracer:
 
     def _plan(self) -> dict[str, Any]:
         plan = self._run.plan
-        return {name: getattr(plan, name) for name in ("length", "batch", "shards", "seed", "last", "shuffle")}
+        fields = {name: getattr(plan, name) for name in ("length", "batch", "shards", "seed", "last", "shuffle")}
+        return fields if plan.sampling is None else {**fields, "sampler": True}
 
     def _write(self, record: dict[str, Any]) -> None:
         try:
@@ -81,7 +84,7 @@ class Flipper:
         elif order["kind"] == "parameter":
             self._flip(step + 1, [p for p in self._run.model.parameters() if p.requires_grad], "parameter", rng)
         else:
-            states = self._run.optimizer.state.values()
+            states = [state for one in by_name(self._run.optimizer).values() for state in one.state.values()]
             tensors = [value for state in states for value in state.values() if torch.is_tensor(value) and value.dim()]
             self._flip(step + 1, tensors, "optimizer", rng)
 

@@ -3,7 +3,7 @@
 The terminal, `holdfast events` and the pages all have them from here.
 
 Who hears several workers tell of the same thing, as the agent does, decides for itself what it has heard before
-(launch/terminal.py).
+(observe/terminal.py).
 """
 
 from __future__ import annotations
@@ -108,6 +108,12 @@ def bytes_words(number: float) -> str:
     return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:,.1f} {unit}"
 
 
+def _at(event: Event) -> str:
+    """Who has no state yet is at no step."""
+    step = event.get("step")
+    return f" at step {step}" if type(step) is int else ""
+
+
 # ---- one function for each kind
 
 
@@ -128,12 +134,18 @@ def _worker_started(event: Event) -> str:
 def _worker_exited(event: Event) -> str:
     code, number = event.get("exit_code"), event.get("signal")
     how = f", signal {number}" if number else f", exit code {code}" if code else ""
-    return f"{event.get('worker')} ended: {event.get('reason')}{how}"
+    return f"{event.get('worker')} ended: {event.get('reason')}{how}" + (f",{_at(event)}" if _at(event) else "")
 
 
 def _hung(event: Event) -> str:
     at = first_line_of_code(str(event.get("stacks", "")))
     return f"{event.get('worker')} hangs: {event.get('reason')}" + (f"; it is at {at}" if at else "")
+
+
+def _standstill(event: Event) -> str:
+    worker = event.get("worker")
+    what = f"{worker} is ended, so that the others can go on" if event.get("killed") else f"{worker} is in the way"
+    return f"the run stands still at step {event.get('step')}, {what}: {event.get('reason')}"
 
 
 def _scaled(event: Event) -> str:
@@ -154,7 +166,7 @@ def _view(event: Event) -> str:
 
 
 def _lost(event: Event) -> str:
-    return f"{event.get('peer')} lost at step {event.get('step')}: {event.get('reason')}"
+    return f"{event.get('peer')} is lost to {event.get('who')}{_at(event)}: {event.get('reason')}"
 
 
 def _recovered(event: Event) -> str:
@@ -172,6 +184,14 @@ def _progress(event: Event) -> str:
         for name, value in (event.get("metrics") or {}).items()
     )
     return f"step {event.get('step')}{steps}{metrics} · {float(event.get('samples_per_s') or 0.0):,.0f} samples/s"
+
+
+def _recorded(event: Event) -> str:
+    found = ", ".join(
+        f"{name} {value:.6g}" if isinstance(value, float | int) else f"{name} {value}"
+        for name, value in (event.get("metrics") or {}).items()
+    )
+    return f"recorded at step {event.get('step')}: {found}" + (", the best so far" if event.get("best") else "")
 
 
 def _spent(event: Event) -> str:
@@ -195,7 +215,7 @@ def _no_longer_slow(event: Event) -> str:
 
 
 def _waiting(event: Event) -> str:
-    return f"{event['who']} is paused at step {event.get('step')}: {event.get('reason')}"
+    return f"{event['who']} is paused{_at(event)}: {event.get('reason')}"
 
 
 def _checkpoint(event: Event) -> str:
@@ -234,7 +254,31 @@ def _ledger_down(event: Event) -> str:
 
 
 def _left(event: Event) -> str:
-    return f"{event['who']} leaves at step {event.get('step')}: {event.get('reason')}"
+    saved = f"; that is saved in {event['uri']}" if event.get("uri") else ""
+    return f"{event['who']} leaves{_at(event)}{saved}: {event.get('reason')}"
+
+
+def _started_over(event: Event) -> str:
+    none = "no checkpoint was made yet" if event.get("keeps") else "the run keeps no checkpoints"
+    return f"training begins again at step {event.get('step')}: nobody has its state any more, and {none}"
+
+
+def _cut_short(event: Event) -> str:
+    steps = f" of {event['steps']}" if event.get("steps") else ""
+    saved = f"; its state is saved in {event['uri']}" if event.get("uri") else ""
+    at = f"at step {event.get('step')}{steps}, in the middle of the training"
+    return f"the script of {event['who']} ended {at}{saved}"
+
+
+def _unsaved(event: Event) -> str:
+    return f"the last state of {event['who']} {unsaved_words(event)}"
+
+
+def unsaved_words(event: Event) -> str:
+    """`is not saved: no space; the newest checkpoint is that of step 40, in /place`."""
+    saved = event.get("saved")
+    newest = f"the newest checkpoint is that of step {saved}, in" if saved is not None else "there is no checkpoint in"
+    return f"(step {event.get('step')}) is not saved: {event.get('reason')}; {newest} {event.get('uri')}"
 
 
 def _reached(event: Event) -> str:
@@ -245,12 +289,18 @@ def _finished(event: Event) -> str:
     return f"{event['who']} has finished, at step {event.get('step')}; weights {event.get('digest')}"
 
 
+def _failed(event: Event) -> str:
+    at = f" (at {event['place']}, in step {event.get('step')})" if event.get("place") else ""
+    return f"{event['who']} failed: {event.get('reason')}{at}"
+
+
 _SENTENCES: Final[dict[str, Callable[[Event], str]]] = {
     "agent_started": _agent_started,
     "agent_stopped": _agent_stopped,
     "worker_started": _worker_started,
     "worker_exited": _worker_exited,
     "hung": _hung,
+    "standstill": _standstill,
     "scaled": _scaled,
     "run_finished": _run_finished,
     "registered": _registered,
@@ -259,6 +309,8 @@ _SENTENCES: Final[dict[str, Callable[[Event], str]]] = {
     "recovered": _recovered,
     "joined": _joined,
     "progress": _progress,
+    "recorded": _recorded,
+    "early_stop": lambda event: f"the script ends the training at step {event.get('step')}: {event.get('reason')}",
     "spent": _spent,
     "rebalanced": _rebalanced,
     "slow": _slow,
@@ -270,18 +322,22 @@ _SENTENCES: Final[dict[str, Callable[[Event], str]]] = {
     "host_given_up": lambda event: f"the workers of host {event['host']} are given up: {event['reason']}",
     "waiting": _waiting,
     "checkpoint": _checkpoint,
+    "started_over": _started_over,
     "resumed": _resumed,
     "storage_down": _storage_down,
     "storage_up": lambda event: "storage is back",
     "rewound": _rewound,
     "skipped": _skipped,
     "corruption": _corruption,
+    "script_mistake": lambda event: f"a mistake in the script: {event['reason']}; {event['hint']}",
     "ledger_down": _ledger_down,
     "ledger_up": lambda event: "the ledger is back",
     "evicted": lambda event: f"{event['who']} was evicted: {event.get('reason')}",
     "left": _left,
+    "cut_short": _cut_short,
+    "unsaved": _unsaved,
     "reached": _reached,
     "finished": _finished,
-    "failed": lambda event: f"{event['who']} failed: {event.get('reason')}",
+    "failed": _failed,
     "warning": lambda event: f"{event['who']} warns: {event.get('text')}",
 }

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError, LedgerRefused, LedgerUnavailable, PeerError, ProtocolError
-from holdfast.ledger.wire import PURPOSE, take_frame
-from holdfast.trust.handshake import client_handshake
+from holdfast.ledger.wire import LEDGER, take_frame
+from holdfast.net.dialling import dial_address
+from holdfast.trust.keys import Keys
 
 SOCKET_PATH_BYTES_MAX = 107  # of sockaddr_un, without its final zero
 RETRY_S_MIN = 0.005
@@ -64,27 +65,18 @@ def connect(
 
     Raises LedgerUnavailable, or LedgerRefused at once if a stranger listens there.
     """
-    retry_s = RETRY_S_MIN
+    keys, retry_s = Keys.from_secret(secret), RETRY_S_MIN
     while True:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sock.settimeout(max(handshake_deadline - time.monotonic(), 0.001))
-            sock.connect(os.fspath(path))
-            client_handshake(sock, secret, handshake_deadline, purpose=PURPOSE)
-            return Channel(sock)
+            return Channel(dial_address(f"unix:{path}", keys, LEDGER, handshake_deadline))
         except ProtocolError as error:
-            sock.close()
             raise LedgerRefused(
                 f"whoever listens on {path} is not this run's ledger: {error.message}",
                 hint="use the secret of the run that the agent on this host serves",
             ) from error
-        except (OSError, PeerError) as error:
-            sock.close()
+        except PeerError as error:
             if closed() or time.monotonic() + retry_s >= deadline:
                 raise LedgerUnavailable(f"the ledger on {path} cannot be reached: {error}") from error
-        except BaseException:
-            sock.close()
-            raise
         time.sleep(retry_s)
         retry_s = min(2 * retry_s, _RETRY_S_MAX)
 

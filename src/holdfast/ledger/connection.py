@@ -1,4 +1,4 @@
-"""One accepted connection of the ledger's server: its buffers, its handshake, its watch and its deadline.
+"""One proven connection of the ledger's server: its buffers, its watch and its deadline.
 
 Belongs to the server's loop, as everything there. Nothing here blocks. What a connection may hold is bounded: input
 by one frame (it is not read while an answer is on its way out), output by one frame and by the iterator that makes
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from holdfast.core.errors import ProtocolError
 from holdfast.ledger.wire import Request, decode_request, take_frame
-from holdfast.trust.handshake import ServerHandshake
 
 _READ_BYTES = 64 * 1024
 
@@ -38,7 +37,6 @@ class WatchCursor:
 @dataclass(eq=False)
 class Connection:
     sock: socket.socket
-    handshake: ServerHandshake
     patience: Patience
     watch: WatchCursor | None = None
     frames: Iterator[bytes] | None = None  # the rest of the answer
@@ -65,17 +63,7 @@ class Connection:
         return bool(data)
 
     def take_request(self) -> Request | None:
-        """The next request, or None: there is none, or the handshake has something to say first.
-
-        Raises ProtocolError.
-        """
-        need = self.handshake.need
-        if need:
-            if len(self._input) >= need:
-                data = bytes(self._input[:need])
-                del self._input[:need]
-                self._output += self.handshake.feed(data)
-            return None
+        """The next request, or None if there is none. Raises ProtocolError."""
         message = take_frame(self._input)
         if message is None:
             return None
@@ -105,15 +93,13 @@ class Connection:
 
     def rearm(self, now: float) -> None:
         """Set the deadline by what the connection waits for now. A byte now and then does not put it off."""
-        if self.handshake.need:
-            waits_for, patience_s = "handshake", self.patience.handshake_s
-        elif self.sending:
+        if self.sending:
             waits_for, patience_s = "send", self.patience.send_s
         elif self._input:
             waits_for, patience_s = "frame", self.patience.frame_s
         else:
             waits_for, patience_s = "request", math.inf
-        if waits_for != self._waits_for or (self._moved and waits_for != "handshake"):
+        if self._moved or waits_for != self._waits_for:
             self._waits_for = waits_for
             self.deadline = now + patience_s
         self._moved = False

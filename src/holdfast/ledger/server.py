@@ -20,26 +20,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.core.errors import (
-    ConfigError,
-    LedgerError,
-    LedgerRefused,
-    ProtocolError,
-)
+from holdfast.core.errors import ConfigError, LedgerError, LedgerRefused, ProtocolError
 from holdfast.ledger import wire
 from holdfast.ledger.channel import check_socket_path
 from holdfast.ledger.connection import Connection, Patience, WatchCursor
 from holdfast.ledger.journal import GARBAGE_BYTES_MAX, Journal
 from holdfast.ledger.machine import LedgerMachine, Record
-from holdfast.ledger.wire import PURPOSE, Request
+from holdfast.ledger.wire import LEDGER, Request
+from holdfast.net.acceptor import AcceptLimits, Acceptor
+from holdfast.net.proving import Proving
+from holdfast.net.sockets import open_unix
 from holdfast.trust.handshake import ServerHandshake
+from holdfast.trust.keys import Keys
 
 TICK_S = 0.2
 REFUSED_EXPIRY_RETRY_S = 0.5
 _ANNOUNCE_EVERY = 256  # revisions that may pass a watch by before it is told how far it is
 _REQUESTS_PER_TURN = 64
-_ACCEPTS_PER_TURN = 16  # fewer than may be unproven: who is let in now is not crowded out before it was read once
-_BACKLOG = 1024
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -48,7 +45,7 @@ class ServerLimits:
     """Bounds that tests make smaller."""
 
     connections_max: int = 1024
-    unproven_max: int = 128  # then the one that has been silent longest makes room: an honest client needs milliseconds
+    unproven_max: int = 128
     patience: Patience = field(default_factory=Patience)
     stall_s: float = 0.5  # a turn of the loop that took longer was a stall, and leases are put off by it
     garbage_bytes_max: int = GARBAGE_BYTES_MAX
@@ -70,7 +67,7 @@ class EmbeddedServer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_socket_path(socket_path)
-        ServerHandshake(secret, PURPOSE)  # raises ConfigError for a secret that is too short
+        ServerHandshake(secret, LEDGER)  # raises ConfigError for a secret that is too short
         self._directory = directory
         self._socket_path = socket_path
         self._secret = secret
@@ -94,7 +91,8 @@ class EmbeddedServer:
             self._directory, now=self._clock(), garbage_bytes_max=self._limits.garbage_bytes_max
         )
         try:
-            listener = _listen(self._socket_path)
+            _remove_stale(self._socket_path)
+            listener, _ = open_unix(self._socket_path)
         except BaseException:
             journal.close()
             raise
@@ -129,24 +127,33 @@ class _Loop:
     ) -> None:
         self._machine = machine
         self._journal = journal
-        self._listener = listener
         self._socket_path = Path(listener.getsockname())
         self._woken = woken
-        self._secret = secret
         self._limits = limits
         self._clock = clock
         self._connections: set[Connection] = set()
-        self._unproven: dict[Connection, None] = {}  # those that still shake hands, the oldest first
         self._watchers: set[Connection] = set()
         self._busy: set[Connection] = set()  # they have more requests than their share of a turn
         self._selector = selectors.DefaultSelector()
-        self._accept_again_at = 0.0
+        keys = Keys.from_secret(secret)
+        self._acceptor = Acceptor(
+            self._selector,
+            [listener],
+            greet=lambda sock, deadline: Proving(sock, keys, LEDGER, deadline),
+            welcome=self._welcome,
+            limits=AcceptLimits(
+                unproven_max=limits.unproven_max,
+                greeting_s=limits.patience.handshake_s,
+                connections_max=limits.connections_max,
+            ),
+            owned=lambda: len(self._connections),
+            clock=clock,
+        )
         self._expire_again_at = 0.0
         self._noted = clock()
 
     def run(self) -> None:
         self._selector.register(self._woken, _READ)
-        self._selector.register(self._listener, _READ, self._listener)
         checked = self._clock()
         try:
             while self._serve_once():
@@ -157,7 +164,7 @@ class _Loop:
                 if now - checked >= TICK_S:
                     checked = now
                     self._close_the_late(now)
-                    self._listen_again(now)
+                    self._acceptor.tend()
                 self._journal.compact_if_due(self._machine)
         finally:
             self._shut_down()
@@ -183,9 +190,7 @@ class _Loop:
         for key, events in ready:
             if key.fileobj is self._woken:
                 return False
-            if key.fileobj is self._listener:
-                self._accept()
-            elif key.data in self._connections:  # not closed earlier in this turn
+            if not self._acceptor.handle(key) and key.data in self._connections:  # not closed earlier in this turn
                 self._serve(key.data, events)
         return True
 
@@ -213,8 +218,6 @@ class _Loop:
             # A stranger, a client with a bug, or one that is gone: that connection is over, nothing else is.
             self._close(connection)
             return
-        if not connection.handshake.need:
-            self._unproven.pop(connection, None)
         # While an answer is on its way no more requests are read; a watcher is read to notice that it is gone.
         reading = 0 if connection.sending and connection.watch is None else _READ
         self._listen_for(connection, reading | (_WRITE if connection.sending else 0))
@@ -305,44 +308,11 @@ class _Loop:
 
     # -- connections
 
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTS_PER_TURN):
-            try:
-                sock, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError):
-                return
-            except ConnectionError:
-                continue
-            except OSError:
-                # Out of descriptors: take back a stranger's. Without one the listener would be ready forever: look away
-                # from it for a while.
-                if not self._make_room():
-                    self._selector.unregister(self._listener)
-                    self._accept_again_at = self._clock() + TICK_S
-                return
-            if len(self._unproven) >= self._limits.unproven_max:
-                self._make_room()
-            if len(self._connections) >= self._limits.connections_max and not self._make_room():
-                sock.close()
-                continue
-            sock.setblocking(False)
-            connection = Connection(sock, ServerHandshake(self._secret, PURPOSE), self._limits.patience)
-            connection.rearm(self._clock())
-            self._connections.add(connection)
-            self._unproven[connection] = None
-            self._selector.register(sock, _READ, connection)
-
-    def _make_room(self) -> bool:
-        """Close the oldest of those that have proved nothing."""
-        oldest = next(iter(self._unproven), None)
-        if oldest is not None:
-            self._close(oldest)
-        return oldest is not None
-
-    def _listen_again(self, now: float) -> None:
-        if self._accept_again_at and now >= self._accept_again_at:
-            self._accept_again_at = 0.0
-            self._selector.register(self._listener, _READ, self._listener)
+    def _welcome(self, newcomer: Proving) -> None:
+        connection = Connection(newcomer.sock, self._limits.patience)
+        connection.rearm(self._clock())
+        self._connections.add(connection)
+        self._selector.register(connection.sock, _READ, connection)
 
     def _listen_for(self, connection: Connection, events: int) -> None:
         if self._selector.get_key(connection.sock).events != events:
@@ -354,7 +324,6 @@ class _Loop:
 
     def _close(self, connection: Connection) -> None:
         self._connections.discard(connection)
-        self._unproven.pop(connection, None)
         self._watchers.discard(connection)
         self._busy.discard(connection)
         self._selector.unregister(connection.sock)
@@ -363,29 +332,12 @@ class _Loop:
     def _shut_down(self) -> None:
         # The name goes first: a client that finds it gone knows at once that nobody listens.
         self._socket_path.unlink(missing_ok=True)
-        self._listener.close()
+        self._acceptor.close()
         for connection in tuple(self._connections):
             self._close(connection)
         self._selector.close()
         self._woken.close()
         self._journal.close()
-
-
-def _listen(path: Path) -> socket.socket:
-    """A listening socket at `path` that only this user can open."""
-    _remove_stale(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(os.fspath(path))
-        path.chmod(0o600)  # before listen: until then every connection is refused
-        listener.setblocking(False)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {path}: {error.strerror}", hint="its directory must exist and be writable"
-        ) from error
-    return listener
 
 
 def _remove_stale(path: Path) -> None:

@@ -1,6 +1,6 @@
 """What ledger clients and servers say to each other: frames of JSON, with values in base64.
 
-A frame is a length (4 bytes, big-endian, at most FRAME_BYTES_MAX) and a JSON object. A request names an operation and
+The body of a frame is a JSON object, of at most FRAME_BYTES_MAX. A request names an operation and
 has an id, which its reply repeats. A `read` is answered by one frame or by several, of which all but the last say
 `more`. After a `watch` the server only sends: changes as they come, and now and then the revision that the watch
 has reached though nothing under its prefix changed. Nothing here does IO. Whatever is malformed is a ProtocolError.
@@ -9,7 +9,6 @@ has reached though nothing under its prefix changed. Nothing here does IO. Whate
 from __future__ import annotations
 
 import base64
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +23,11 @@ from holdfast.core.errors import (
 )
 from holdfast.core.words import decode_json, encode_json
 from holdfast.ledger.port import Change, Entry
+from holdfast.net import framing
 
 FRAME_BYTES_MAX = 256 * 1024
-PURPOSE = b"ledger"  # see trust/handshake.py
+LEDGER = b"ledger"  # the kind of server: see trust/handshake.py
 _BATCH_BYTES = 96 * 1024  # with one more value of the largest size this still fits a frame
-_LENGTH = struct.Struct(">I")
 _INTEGER_MAX = 2**63 - 1
 
 # operation -> the fields that its request has besides `id` and `op`
@@ -65,22 +64,13 @@ class Request:
 def frame(message: dict[str, Any]) -> bytes:
     body = encode_json(message)
     assert len(body) <= FRAME_BYTES_MAX, len(body)
-    return _LENGTH.pack(len(body)) + body
+    return framing.frame(body)
 
 
 def take_frame(buffer: bytearray) -> dict[str, Any] | None:
     """Take the first message out of `buffer`; None if it is not complete yet."""
-    if len(buffer) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack_from(buffer)
-    if length > FRAME_BYTES_MAX:
-        raise ProtocolError(f"a frame of {length} bytes, at most {FRAME_BYTES_MAX} are allowed")
-    end = _LENGTH.size + length
-    if len(buffer) < end:
-        return None
-    body = bytes(buffer[_LENGTH.size : end])
-    del buffer[:end]
-    return decode_json(body)
+    body = framing.take_frame(buffer, FRAME_BYTES_MAX)
+    return None if body is None else decode_json(body)
 
 
 # -- requests

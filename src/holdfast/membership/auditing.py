@@ -18,6 +18,25 @@ from fractions import Fraction
 from functools import cached_property
 from math import gcd
 
+from holdfast.core.rewinds import Clue, Rewind
+from holdfast.membership.suspecting import (
+    BACKWARD_INSIDE,
+    CALL_IT_EVERYWHERE,
+    NAMED_MAX,
+    SAME_BITS,
+    SAME_BITS_AS_LEADER,
+    Details,
+    advice,
+    calls_sentence,
+    comes_back,
+    differing,
+    is_structured,
+    listed,
+    named,
+    outliers,
+)
+
+LEADERS_WITHIN = 10  # steps
 _FINEST = 1_000_000  # the smallest fraction that is told from none is one in so many
 
 
@@ -27,6 +46,10 @@ class Said:
 
     shards: tuple[tuple[int, str], ...] = ()  # of the step's shards that it has computed: audited ones, doubtful ones
     state: str = ""  # digest of the slice of the state that is due in this step
+    calls: tuple[int, ...] = ()  # of each optimizer's step() in the step before; empty: it was not in that step
+    details: Details | None = None  # once states are known to differ
+    late: int = 0  # of the gradients in the step before, if a backward added to them after the shards; else 0
+    leader: tuple[str, int] | None = None  # who led and was wrong about a shard not long ago, and in which step
 
 
 NOTHING = Said()
@@ -60,23 +83,34 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Members disagree. `liars`: who is in the minority; `third`: who shall compute it too; neither: undecidable."""
+    """Members disagree. `liars`: who is in the minority; `third`: who shall compute it too; `narrow`: all say more;
+    `script`: it is the script's doing, as this sentence says; none of these: undecidable."""
 
     step: int
-    what: str  # "shard" or "state"
+    what: str  # "shard", "state" or "calls"
     number: int  # of the shard, or of the slice
     digests: tuple[tuple[str, str], ...]  # who said what, in rank order
     liars: tuple[str, ...] = ()
     third: str = ""
     good: int | None = None  # what came after so many steps may be spoiled; None: nothing is, that is known
+    narrow: bool = False
+    script: str = ""
+    hint: str = ""  # for a script
+    where: str = ""  # what differs, for people
+    clue: Clue | None = None  # to know it again
 
     @property
     def reason(self) -> str:
+        if self.script:
+            return self.script
+        if self.narrow:
+            return f"{listed([member for member, _ in self.digests])} find out in what their states differ"
         what = f"shard {self.number} of step {self.step}" if self.what == "shard" else f"the state at step {self.step}"
+        what += f", in {self.where}" if self.where else ""
         if self.liars:
             agree = len(self.digests) - len(self.liars)
             return f"{', '.join(self.liars)} was wrong about {what}: {agree} of {len(self.digests)} agree on another"
-        who = " and ".join(member for member, _ in self.digests)
+        who = listed([member for member, _ in self.digests])
         if len(self.digests) == 1:
             return f"{who} doubts its own {what}, which is not finite; {self.third} computes it too"
         if self.third:
@@ -136,6 +170,9 @@ class Auditing:
         self._sampled: dict[int, int] = {}
         self._disputed: dict[int, str] = {}  # shards of this step, and who decides
         self._vouched: dict[str, int] = {}  # member -> the last step in which others found it right
+        self._narrowed = -1  # the step in which all were asked to say more
+        self.leader: tuple[str, int] | None = None  # as in Said
+        self.earlier: tuple[Rewind, ...] = ()  # how often the run went back, and why
 
     def sampled(self, step: int) -> Mapping[int, int]:
         if step != self._step:
@@ -158,18 +195,56 @@ class Auditing:
 
         Who is named goes first: without it the others may agree. Then a third opinion is asked for.
         """
+        called = self._called(step, members, said)
+        if called is not None:
+            return called
         state = self._state(step, members, said)
+        if state is not None and (state.narrow or state.script):
+            return state
         shards = (
             self._judged(step, members, said) if self.rules.exactly or any(one.shards for one in said.values()) else []
         )
         findings = [*([state] if state else []), *shards]
         for finding in findings:
-            if finding.liars:
-                return finding
+            if finding.liars or finding.script:
+                return self._led(finding, members, said)
         for finding in findings:
             if finding.third:
                 self._disputed[finding.number] = finding.third
         return next((finding for finding in findings if finding.third), findings[0] if findings else None)
+
+    def _led(self, finding: Finding, members: Sequence[str], said: Mapping[str, Said]) -> Finding:
+        """One leader after the other is wrong about shards: that comes with leading, not with the machine."""
+        if finding.what != "shard" or finding.liars != tuple(members[:1]):
+            return finding
+        leader = finding.liars[0]
+        for before in {one.leader for one in said.values() if one.leader is not None}:
+            if before[0] != leader and finding.step - before[1] <= LEADERS_WITHIN:
+                who = f"{before[0]} at step {before[1]} and then {leader} at step {finding.step}"
+                sentence = f"{who}, each as the leader, got other gradients for a shard than others"
+                return replace(finding, liars=(), script=sentence, hint=SAME_BITS_AS_LEADER)
+        self.leader = (leader, finding.step)
+        return finding
+
+    def recent_leader(self, step: int) -> tuple[str, int] | None:
+        """What I say of it in my Ready, so that who came since then knows as much."""
+        return self.leader if self.leader is not None and step - self.leader[1] <= LEADERS_WITHIN else None
+
+    def _called(self, step: int, members: Sequence[str], said: Mapping[str, Said]) -> Finding | None:
+        """Who applies a step calls the same optimizers as often as the others: else their states go apart."""
+        calls = {member: said[member].calls for member in members if said[member].calls}
+        late = {member: said[member].late for member in calls}
+        if len(set(late.values())) > 1:
+            digests = tuple((member, f"{value:x}") for member, value in late.items())
+            sentence = (
+                f"backward() was called after the loop over the shards of step {step - 1}, on samples of one worker"
+            )
+            return Finding(step, "calls", 0, digests, script=sentence, hint=BACKWARD_INSIDE, where="backward()")
+        if len(set(calls.values())) < 2:
+            return None
+        digests = tuple((member, " ".join(map(str, counts))) for member, counts in calls.items())
+        sentence = calls_sentence(step - 1, calls)
+        return Finding(step, "calls", 0, digests, script=sentence, hint=CALL_IT_EVERYWHERE, where="optimizer.step()")
 
     def _state(self, step: int, members: Sequence[str], said: Mapping[str, Said]) -> Finding | None:
         number = self.rules.slice_due(step)
@@ -177,7 +252,44 @@ class Auditing:
         if number is None or len(set(digests.values())) < 2:
             return None
         finding = Finding(step, "state", number, tuple(digests.items()), good=max(0, step - self.rules.every))
-        return _with_liars(finding, majority(digests))
+        details = {member: detail for member in digests if (detail := said[member].details) is not None}
+        if not details and self._narrowed != step:
+            self._narrowed = step
+            return replace(finding, narrow=True)
+        finding = _with_liars(finding, majority(digests))
+        # Who has come since then was not asked. What those who were asked say is enough, if they differ.
+        told = len({digests[member] for member in details}) > 1
+        return self._suspected(finding, details) if told else finding
+
+    def _suspected(self, finding: Finding, details: Mapping[str, Details]) -> Finding:
+        """What differs, since when, and whether it is the script's doing."""
+        members = list(details)
+        differs = differing(details)
+        names = [one.entry.name for one in differs[:NAMED_MAX]]
+        where = ", ".join([*names, *([f"and {len(differs) - NAMED_MAX} more"] if len(differs) > NAMED_MAX else [])])
+        finding = self._recognizable(replace(finding, where=where))
+        again = self._comes_back(finding)
+        apart = not finding.liars and len(members) > 2  # independent errors of several at the same time: hardly
+        entries = next(iter(details.values())).entries
+        if not (again or apart or is_structured(differs, entries)):
+            return finding
+        odd = [liar for liar in finding.liars if liar in details] or outliers(differs, members)
+        since = max(0, finding.step - self.rules.every, *(details[member].came for member in odd or members))
+        what = named(differs, members) or "the order of their state"
+        sentence = f"the script's workers differ in {what} at step {finding.step}, and agreed at step {since}"
+        sentence += "; the run has gone back because of it, and it came back" if again else ""
+        hint = advice(differs, details, odd, since)
+        return replace(finding, liars=(), script=sentence, hint=hint)
+
+    def _recognizable(self, finding: Finding) -> Finding:
+        """With a clue, for the record of rewinds."""
+        said = dict(finding.digests)
+        wrong = said[finding.liars[0]] if finding.liars else ""
+        where = finding.where or f"{finding.what} {finding.number}"
+        return replace(finding, clue=Clue(step=finding.step, where=where, digest=wrong).bounded())
+
+    def _comes_back(self, finding: Finding) -> bool:
+        return finding.clue is not None and comes_back(finding.clue, finding.liars, self.earlier)
 
     def _judged(self, step: int, members: Sequence[str], said: Mapping[str, Said]) -> list[Finding]:
         found = []
@@ -201,11 +313,20 @@ class Auditing:
         finding = Finding(step, "shard", shard, tuple(digests.items()))
         believed = majority(digests)
         if believed:
-            named = _with_liars(finding, believed)
-            return replace(named, good=self._good(step, named.liars))
+            judged = _with_liars(finding, believed)
+            return self._again(self._recognizable(replace(judged, good=self._good(step, judged.liars))))
         number = self.sampled(step).get(shard, shard)
         third = auditor_of(number, self._shards, "", members, tuple(digests))
+        if not third and len(set(digests.values())) > 2:  # independent errors of several: hardly
+            sentence = f"{listed(list(digests))} each got other gradients for shard {shard} of step {step}"
+            return replace(finding, script=sentence, hint=SAME_BITS)
         return replace(finding, third=third)
+
+    def _again(self, finding: Finding) -> Finding:
+        if not self._comes_back(finding):
+            return finding
+        sentence = f"{finding.reason}, as when the run went back before: it is the script's doing"
+        return replace(finding, liars=(), script=sentence, hint=SAME_BITS)
 
     def _good(self, step: int, liars: Sequence[str]) -> int | None:
         """Since when a worker whose gradient is wrong may have been wrong unseen. None: every shard was compared.

@@ -1,32 +1,36 @@
 """Messages between members as bytes, and back. What comes from a wire is checked field by field, never trusted.
 
-A frame is a length (4 bytes, little endian) and a JSON object. A Ready carries a note: what the reduction must
+The body of a frame is a JSON object. A Ready carries a note: what the reduction must
 know of this member (where its sums lie, its metrics), which the machine does not look at.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from typing import Any
 
 from holdfast.core.errors import ProtocolError
-from holdfast.membership.auditing import NOTHING, Said
-from holdfast.membership.messages import MARKS, Done, Message, Ready, Result
+from holdfast.membership.auditing import Said
+from holdfast.membership.messages import MARKS, Done, Fetched, Message, Place, Ready, Result, Shared
+from holdfast.membership.suspecting import Details, Entry
 from holdfast.membership.view_rules import Report
+from holdfast.net.framing import frame
 
-FRAME_BYTES_MAX = 8 * 1024 * 1024
-LENGTH = struct.Struct("<I")
 STEP_MAX = 1 << 40
 SHARDS_MAX = 1 << 16
 NAMES_MAX = 1 << 12
 PACE_MAX = 1e9
 DIGEST_MAX = 256
+CALLS_MAX = 1 << 20
+ENTRIES_MAX = 1 << 15
+TEXT_MAX = 512
+REASON_MAX = 1000
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def encode(message: Message, note: Any = None) -> bytes:
+def encode(message: Message | Shared, note: Any = None) -> bytes:
+    """A whole frame."""
     if isinstance(message, Done):
         fields: dict[str, Any] = {"t": "done", "s": message.step}
     elif isinstance(message, Ready):
@@ -41,8 +45,23 @@ def encode(message: Message, note: Any = None) -> bytes:
             fields["p"] = message.pace
         if message.said.shards or message.said.state:
             fields["a"] = [message.said.shards, message.said.state]
+        if message.said.calls:
+            fields["o"] = message.said.calls
+        if message.said.late:
+            fields["b"] = message.said.late
+        if message.said.leader is not None:
+            fields["i"] = message.said.leader
+        if (details := message.said.details) is not None:
+            listed = [[entry.name, entry.part, entry.kind, entry.value] for entry in details.entries]
+            fields["e"] = [listed, details.came, details.whole]
+        if message.over:
+            fields["q"] = message.over[:REASON_MAX]
     elif isinstance(message, Result):
         fields = {"t": "result", "s": message.step, "n": note}
+    elif isinstance(message, Fetched):
+        fields = {"t": "fetched", "s": message.step}
+    elif isinstance(message, Shared):
+        fields = {"t": "shared", "s": message.place[0], "at": message.place[1:], "i": message.items}
     else:
         fields = {"t": "report", "s": message.next, "v": message.held, "k": message.kept, "d": message.digest}
         if message.former:
@@ -53,14 +72,13 @@ def encode(message: Message, note: Any = None) -> bytes:
             fields["p"] = message.pace
         if message.size:
             fields["z"] = message.size
-    body = _dumps(fields).encode()
-    return LENGTH.pack(len(body)) + body
+    return frame(_dumps(fields).encode())
 
 
-def decode(body: bytes | bytearray | memoryview) -> tuple[Message, Any]:
+def decode(body: bytes | bytearray) -> tuple[Message | Shared, Any]:
     """The message of a frame's body, and its note. ProtocolError for anything that no member would send."""
     try:
-        fields = json.loads(bytes(body))
+        fields = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a peer sent something that is not JSON: {bytes(body[:40])!r}") from error
     if not isinstance(fields, dict):
@@ -74,16 +92,38 @@ def decode(body: bytes | bytearray | memoryview) -> tuple[Message, Any]:
         if type(saving) is not int or not 0 <= saving <= 3:
             raise ProtocolError(f"a peer sent {str(saving)[:40]!r} for whether it saves")
         flags = *flags, bool(saving & 1), bool(saving & 2), _pace(fields)  # type: ignore[assignment]
-        return Ready(_step(fields), _shards(fields), *flags, said=_said(fields), mark=_mark(fields)), fields.get("n")
+        over = str(fields.get("q", ""))[:REASON_MAX]
+        ready = Ready(_step(fields), _shards(fields), *flags, said=_said(fields), mark=_mark(fields), over=over)
+        return ready, fields.get("n")
     if kind == "result":
         return Result(_step(fields)), fields.get("n")
+    if kind == "fetched":
+        return Fetched(_step(fields)), None
     if kind == "report":
         position = None if fields.get("s") is None else _step(fields)
         former = _names(fields.get("f", []))
         kept, searched = bool(fields.get("k")), bool(fields.get("o"))
         digest = str(fields.get("d", ""))
         return Report(position, _shards(fields), kept, digest, former, searched, _pace(fields), _size(fields)), None
+    if kind == "shared":
+        return Shared(_place(fields), _items(fields)), None
     raise ProtocolError(f"a peer sent a message of unknown kind {str(kind)[:40]!r}")
+
+
+def _place(fields: dict[str, Any]) -> Place:
+    rest = fields.get("at")
+    if not isinstance(rest, list) or len(rest) != 3 or any(type(one) is not int for one in rest):
+        raise ProtocolError(f"a peer sent {str(rest)[:40]!r} for a place in its script")
+    return (_step(fields), *rest)
+
+
+def _items(fields: dict[str, Any]) -> tuple[tuple[str, object], ...]:
+    items = fields.get("i")
+    if not isinstance(items, list) or any(
+        not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str) for item in items
+    ):
+        raise ProtocolError("a peer shared something else than a list of names and values")
+    return tuple((name, value) for name, value in items)
 
 
 def _step(fields: dict[str, Any]) -> int:
@@ -115,9 +155,8 @@ def _size(fields: dict[str, Any]) -> int:
 
 
 def _said(fields: dict[str, Any]) -> Said:
-    said = fields.get("a")
-    if said is None:
-        return NOTHING
+    calls, details = _calls(fields), _details(fields)
+    said = fields.get("a", [[], ""])
     try:
         shards, state = said
         found = tuple((shard, digest) for shard, digest in shards)
@@ -128,7 +167,48 @@ def _said(fields: dict[str, Any]) -> Said:
             raise ValueError
     except (TypeError, ValueError) as error:
         raise ProtocolError("a peer's digests make no sense") from error
-    return Said(found, state)
+    late = fields.get("b", 0)
+    if type(late) is not int or not 0 <= late < MARKS:
+        raise ProtocolError(f"a peer sent {str(late)[:40]!r} for its gradients")
+    return Said(found, state, calls, details, late, _leader(fields))
+
+
+def _leader(fields: dict[str, Any]) -> tuple[str, int] | None:
+    if "i" not in fields:
+        return None
+    try:
+        worker, step = fields["i"]
+        if type(worker) is not str or len(worker) > TEXT_MAX or type(step) is not int or not 0 <= step < STEP_MAX:
+            raise ValueError
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"a peer sent {str(fields['i'])[:40]!r} for a leader that was wrong") from error
+    return worker, step
+
+
+def _calls(fields: dict[str, Any]) -> tuple[int, ...]:
+    calls = fields.get("o", [])
+    if not isinstance(calls, list) or len(calls) > NAMES_MAX:
+        raise ProtocolError(f"a peer sent {str(calls)[:40]!r} for its calls of optimizer.step()")
+    if any(type(count) is not int or not 0 <= count < CALLS_MAX for count in calls):
+        raise ProtocolError(f"a peer sent {str(calls)[:40]!r} for its calls of optimizer.step()")
+    return tuple(calls)
+
+
+def _details(fields: dict[str, Any]) -> Details | None:
+    if "e" not in fields:
+        return None
+    try:
+        listed, came, whole = fields["e"]
+        if type(came) is not int or not 0 <= came < STEP_MAX or type(whole) is not bool or len(listed) > ENTRIES_MAX:
+            raise ValueError
+        entries = []
+        for name, part, kind, value in listed:
+            if any(type(text) is not str or len(text) > TEXT_MAX for text in (name, part, kind, value)):
+                raise ValueError
+            entries.append(Entry(name, part, kind, value))
+    except (TypeError, ValueError) as error:
+        raise ProtocolError("a peer's list of its state makes no sense") from error
+    return Details(tuple(entries), came, whole)
 
 
 def _names(value: Any) -> tuple[str, ...]:

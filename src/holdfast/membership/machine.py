@@ -1,13 +1,13 @@
 """A worker's protocol as a machine: events in, effects out. No IO, no clock, no threads.
 
 The machine owns the worker's phase, its view, its position (which steps it has applied, which shards it holds)
-and what it has heard from its peers. The runtime (run/worker.py) and the simulator (testing/simulator) drive
+and what it has heard from its peers. The runtime (engine/worker.py) and the simulator (tests/harness/simulator) drive
 this same class: they turn what happens into events and perform the effects that come back, in order. What it does
 with its peers in a view is in stepping.py; here is how it gets from one view to the next.
 
 Invariants, checked here with `assert` and in the simulator from outside:
-- a step is applied once, in order; a step commits only when the members' shards cover it exactly once, or, in elastic
-  mode, when all members have said what they bring, and no shard is there twice;
+- a step is applied once, in order; a step commits only when all members have said what they bring, no shard is there
+  twice, and the mode's rules (step_rules.py) take that for a step: the strict ones want every shard;
 - nothing said in another view is listened to;
 - members of a view differ by at most one step, since a reduction is a barrier;
 - a group that works is not given up before the ledger shows the next view: without the ledger, steps go on.
@@ -49,7 +49,8 @@ from holdfast.membership.phases import PEER_PHASES, STEP_PHASES, TRANSITIONS, Ph
 from holdfast.membership.reach import Roll
 from holdfast.membership.resting import Resting
 from holdfast.membership.returning import Returning
-from holdfast.membership.view_rules import Standing, Timing, propose_first, propose_next, propose_planned
+from holdfast.membership.step_rules import StepRules
+from holdfast.membership.view_rules import Patience, Standing, Timing, propose_first, propose_next, propose_planned
 
 __all__ = ["PEER_PHASES", "TRANSITIONS", "Machine", "Phase"]
 
@@ -67,14 +68,21 @@ class Machine(Returning):
         checkpoints: bool = False,
         timing: Timing | None = None,
         rules: Rules | None = None,
-        elastic: bool = False,
-        even: bool = False,
+        step_rules: StepRules | None = None,
     ) -> None:
-        super().__init__(me, shards=shards, digest=digest, two_rounds=two_rounds, checkpoints=checkpoints, rules=rules)
-        self.elastic, self.even = elastic, even
+        super().__init__(
+            me,
+            shards=shards,
+            digest=digest,
+            two_rounds=two_rounds,
+            checkpoints=checkpoints,
+            rules=rules,
+            step_rules=step_rules,
+        )
         self.timing = timing or Timing()
         self._knocking = Knocking(self.timing)
         self._resting = Resting(self.timing)
+        self.patience: Patience | None = None  # with whom, if that is why I wait
         self._news = 0  # how often the ledger was heard of
         self._turned_in_vain = -1  # the count of news when a view that was due did not come
         self._since: float | None = None  # when the present wait began
@@ -117,6 +125,23 @@ class Machine(Returning):
         if self.phase is not before:
             self._phase_began(now)
         return effects
+
+    @property
+    def quiet_since(self) -> float:
+        """When peers were last heard, or the phase changed."""
+        return self._quiet_since
+
+    @property
+    def is_knocking(self) -> bool:
+        """It is being found out who can be reached, or somebody could not be, just now."""
+        return self._knocking.pending or bool(
+            self._knocking.missed and self._knocking.answered_since(self._quiet_since)
+        )
+
+    def proposer(self) -> str:
+        """The member that should propose what follows this view; empty: nobody of it is registered."""
+        members = self.view.members if self.view else ()
+        return next((one for one in members if one in self.ledger.ids and one not in self._leaving), "")
 
     def _phase_began(self, now: float) -> None:
         if self.phase is Phase.APPLYING:
@@ -238,7 +263,7 @@ class Machine(Returning):
             self._since = now
         effects = self._say_that_i_am_back(now)
         decision = propose_first(self.me, self.ledger, waited_s=now - self._since, timing=self.timing)
-        self.reason = decision.reason
+        self.reason, self.patience = decision.reason, decision.patience
         if self._knocking.missed and self.me not in self.ledger.ids:
             self.reason = f"it cannot reach {', '.join(self._knocking.missed)}, and so it cannot be taken in"
         return effects + self._propose(decision.view, now)
@@ -276,7 +301,7 @@ class Machine(Returning):
             resting=self._resting.among(self.ledger, now),
         )
         decision = propose_next(self.me, self.ledger, standing, self.timing)
-        self.reason = decision.reason
+        self.reason, self.patience = decision.reason, decision.patience
         return effects + self._propose(decision.view, now)
 
     def _propose(self, view: View | None, now: float) -> list[Effect]:
@@ -303,6 +328,7 @@ class Machine(Returning):
         self._leaving = frozenset()
         self._successor_since = None
         self._go(Phase.FORMING)
+        self.patience = None
         self.reason = f"forming view {view.number}"
         mine = self._report(self._resting.former(self.ledger))
         self._reports[self.me] = mine

@@ -32,6 +32,7 @@ class Ready:
     pace: float = 0.0
     said: Said = NOTHING  # what is compared with what the others say, before anything is added
     mark: int = 0
+    over: str = ""  # my script wants no further steps after this one, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,23 @@ class Result:
     step: int
 
 
-Message = Report | Ready | Done | Result
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """I have the state of this step: I read nobody's memory any more."""
+
+    step: int
+
+
+Message = Report | Ready | Done | Result | Fetched
+Place = tuple[int, int, int, int]  # in a script: see engine/sharing.py
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What a worker's script has come to outside the shards: by name, at a place in the script. Not for the machine."""
+
+    place: Place
+    items: tuple[tuple[str, object], ...]
 
 
 # ---- events
@@ -77,7 +94,7 @@ class PeerLost:
 class Computed:
     """The user's loop is through with the shards it was given. What is beside the step: as in Ready.
 
-    `shards`: elastic: those of this step whose sums are there, whatever it was given.
+    `shards`: where steps need not be whole, those of this one whose sums are there, whatever it was given.
     """
 
     step: int
@@ -87,6 +104,7 @@ class Computed:
     said: Said = NOTHING
     mark: int = 0
     shards: tuple[int, ...] | None = None
+    over: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +123,10 @@ class ReductionFailed:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
+    """`save`: the script's lines for it came to something that is to be saved at once, on every worker."""
+
     step: int
+    save: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,12 +280,14 @@ class Restore:
 class Save:
     """Take part in a checkpoint of the state before `step`. All who took part in the last reduction do.
 
-    `mark` is the same for all of them and was never used before; 0: there is none.
+    `mark` is the same for all of them and was never used before; 0: there is none. `wanted`: by the script, so it waits
+    for an earlier one that is on its way, rather than be passed over.
     """
 
     step: int
     members: tuple[str, ...]
     mark: int = 0
+    wanted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +313,7 @@ class Accuse:
 class Reduce:
     step: int
     shards: tuple[tuple[str, tuple[int, ...]], ...]  # who brings which, in rank order
+    over: str = ""  # a member's script wants no further steps after this one, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +361,7 @@ class CaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    kind: str  # "evicted", "left", "stopped", "done", "corrupt", "rewind"
+    kind: str  # "evicted", "left", "stopped", "done", "corrupt", "script", "rewind"
     reason: str
     save: bool = False  # nobody may be left who has this state: it must be in storage before the process ends
 

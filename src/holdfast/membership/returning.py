@@ -73,9 +73,10 @@ class Returning(Stepping):
         if self.phase is not Phase.GATHERING or not self.timing.late_s or self._steps_here < STEPS_MIN:
             return None
         own_s = self._gathered_at - self._began_at
-        return patience_s(self.timing.late_s, expected_s=self._expected_s(), own_s=own_s)
+        return patience_s(self.timing.late_s, expected_s=self.expected_s(), own_s=own_s)
 
-    def _expected_s(self) -> float:
+    def expected_s(self) -> float:
+        """What a step's shards take the slowest by its pace."""
         return expected_s(self.shares, fill_in({member: self.paces.get(member, 0.0) for member in self.shares}))
 
     def _leave_behind(self, now: float) -> list[Effect]:
@@ -92,7 +93,7 @@ class Returning(Stepping):
             return []
         view = propose_without(self.me, self.ledger, late).view
         if view is not None:
-            self._found_late = LeftBehind(late, self.next, round(waited_s, 3), round(self._expected_s(), 3))
+            self._found_late = LeftBehind(late, self.next, round(waited_s, 3), round(self.expected_s(), 3))
         return self._propose(view, now)
 
     def _tell_of_late(self, view: View) -> list[Effect]:
@@ -114,7 +115,7 @@ class Returning(Stepping):
         if self.me not in level[:KEEPERS] or not any(number > before for _, number in view.late):
             return []
         self._keeps = frozenset({plan.step, plan.step + 1})
-        self._keep_s = max(KEEP_S, KEEP_TIMES * self._expected_s())
+        self._keep_s = max(KEEP_S, KEEP_TIMES * self.expected_s())
         return [Keep(plan.step - 1, self._keep_s)] if self.kept is not None and self.kept == plan.step - 1 else []
 
     # ---- the one who was late

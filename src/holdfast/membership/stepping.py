@@ -12,8 +12,7 @@ from collections.abc import Iterable
 
 from holdfast.core.words import View
 from holdfast.membership.auditing import Auditing, Finding, Rules
-from holdfast.membership.balance import divide, fill_in, rebalanced
-from holdfast.membership.elastic import room, size_of, thinned
+from holdfast.membership.balance import fill_in
 from holdfast.membership.messages import (
     MARKS,
     Accuse,
@@ -28,6 +27,7 @@ from holdfast.membership.messages import (
     Effect,
     End,
     Fetch,
+    Fetched,
     Give,
     Heard,
     Keep,
@@ -43,6 +43,7 @@ from holdfast.membership.messages import (
     Serve,
 )
 from holdfast.membership.phases import TRANSITIONS, Phase
+from holdfast.membership.step_rules import StepRules
 from holdfast.membership.view_rules import LedgerState, Plan, Report, must_search, reconcile
 
 
@@ -50,13 +51,20 @@ class Stepping(ABC):
     """What a member of a view does with its peers. See Machine for the rest."""
 
     def __init__(
-        self, me: str, *, shards: int, digest: str, two_rounds: bool, checkpoints: bool, rules: Rules | None = None
+        self,
+        me: str,
+        *,
+        shards: int,
+        digest: str,
+        two_rounds: bool,
+        checkpoints: bool,
+        rules: Rules | None = None,
+        step_rules: StepRules | None = None,
     ) -> None:
         self.me = me
         self.checkpoints = checkpoints  # the run keeps some: who has no state may find it there
         self.shards = shards
-        self.elastic = False  # a step takes what its members bring: see elastic.py
-        self.even = False  # the shares do not follow the paces: who is late is not waited for
+        self.step_rules = step_rules or StepRules()  # the mode's
         self.room = shards  # of the shards, so many are spread over this view's members
         self.digest = digest
         self.two_rounds = two_rounds
@@ -93,6 +101,7 @@ class Stepping(ABC):
         self._reports: dict[str, Report] = {}
         self._ready: dict[int, dict[str, Ready]] = {}
         self._done: dict[int, set[str]] = {}
+        self._fetched: set[str] = set()  # who came without state, and has it
         self._results: set[int] = set()  # steps whose reduced gradient a peer has sent me
         self._lost: dict[str, str] = {}  # members whose connection is gone, and why
         self._steps_here = 0  # committed in this view
@@ -158,6 +167,9 @@ class Stepping(ABC):
         if isinstance(message, Report):
             self._reports[event.peer] = message
             return self._reconcile_if_complete(now)
+        if isinstance(message, Fetched):
+            self._fetched.add(event.peer)
+            return []
         self._results.add(message.step)  # it may come before the last report, and so before I know that I lack it
         return self._receive_if_sent()
 
@@ -174,13 +186,11 @@ class Stepping(ABC):
         needs_done = self.two_rounds and self.phase is Phase.REDUCING
         return ready and (not needs_done or member in self._done.get(step, set()))
 
-    def closes(self, quorum: int) -> bool:
-        """So many others have brought shards to the step that my loop still computes, or all of them what they had."""
+    def closes(self) -> bool:
+        """Whether the others need not wait for what my loop still computes."""
         if self.phase is not Phase.COMPUTING or self.next is None or self.view is None:
             return False
-        ready = self._ready.get(self.next, {})
-        brought = sum(bool(message.shards) for message in ready.values())
-        return brought >= quorum or (brought > 0 and len(ready) >= max(quorum, len(self.view.members) - 1))
+        return self.step_rules.closes(self._ready.get(self.next, {}), self.view)
 
     @property
     def needs_state(self) -> bool:
@@ -191,7 +201,7 @@ class Stepping(ABC):
     # ---- getting level
 
     def _report(self, former: tuple[str, ...]) -> Report:
-        size = self.ledger.size if self.elastic else 0
+        size = 0 if self.step_rules.whole else self.ledger.size
         if self.next is None:
             return Report(None, (), False, self.digest, former, self._searched, self._pace, size)
         kept = self.kept is not None and self.kept == self.next - 1
@@ -207,12 +217,11 @@ class Stepping(ABC):
             return self._search(self.view)
         before, self._formed, self._formed_members = self._formed, self.view.number, frozenset(self.view.members)
         self._came_together()
-        plan = self._plan = reconcile(self.view, self._reports, self.shards)
-        if self.elastic:
-            plan = self._plan = thinned(plan, self._reports, self.shards)
-            self.room = room(self.shards, len(self.view.members), size_of(self._reports))
+        plan = reconcile(self.view, self._reports, self.shards)
+        plan = self._plan = self.step_rules.settle(plan, self._reports, self.shards)
+        self.room = self.step_rules.room(self.shards, self.view, self._reports)
         paces = fill_in({member: self._reports[member].pace for member in self.view.members})
-        self.shares = divide(self.room, self.view.members, paces if not self.even else dict.fromkeys(paces, 1.0))
+        self.shares = self.step_rules.shares(self.room, self.view.members, paces)
         if self.me in plan.evicted:
             return self._be_evicted(plan.evicted[self.me])
         if self.me in plan.fetches:
@@ -249,29 +258,52 @@ class Stepping(ABC):
         mine = self._reports[self.me] = self._report(self._reports[self.me].former)
         return [Broadcast(mine), *self._reconcile_if_complete(now)]
 
-    def joiners_load(self) -> bool:
-        """Whether a member of this view may still be reading the state that I started this step with."""
-        plan = self._plan
-        if self.phase is not Phase.COMPUTING or plan is None or plan.step != self.next:
-            return False
-        ready = self._ready.get(plan.step, {})
-        gone = self._lost.keys() | (plan.fetches.keys() - self.ledger.ids)
-        return any(member not in ready and member not in gone for member in plan.fetches if member != self.me)
+    def readers(self) -> tuple[str, ...]:
+        """The members of this view that may still be reading the state that I started this step with."""
+        plan, view = self._plan, self.view
+        if self.phase is not Phase.COMPUTING or plan is None or view is None or plan.step != self.next:
+            return ()
+        through = self._fetched | self._ready.get(plan.step, {}).keys() | self._lost.keys()
+        through |= {member for member, roll in self.ledger.rolls.items() if roll.view == view.number}
+        here = self.ledger.ids - through
+        return tuple(member for member, sources in plan.fetches.items() if self.me in sources and member in here)
 
-    @property
-    def has_just_come(self) -> bool:
-        """I was given the state of the step that I am at, and have done nothing with it yet."""
-        return self._plan is not None and self._plan.step == self.next and self.me in self._plan.fetches
+    def keepers(self) -> tuple[str, ...]:
+        """The members of this view that have the state of the step I am at from before: not those who have just come.
+
+        All members know the same. What is saved before the next step is theirs to save.
+        """
+        if self.view is None:
+            return ()
+        came = self._plan.fetches if self._plan is not None and self._plan.step == self.next else {}
+        return tuple(member for member in self.view.members if member not in came)
+
+    def is_here(self, member: str) -> bool:
+        """Whether that one is still with me in my view, as far as I know."""
+        if self.view is None or self.phase in (Phase.BROKEN, Phase.BEHIND, Phase.WAITING, Phase.ENDED):
+            return False
+        known = not self.ledger.ids or member in self.ledger.ids
+        return member in self.view.members and member not in self._lost and known
+
+    def has_gone_on(self, member: str, step: int) -> bool:
+        """Whether that one's shards of this step, or of a later one, are done."""
+        return any(member in ready for number, ready in self._ready.items() if number >= step)
 
     def _loaded(self, event: Loaded, now: float) -> list[Effect]:
         if self.phase is not Phase.LOADING or self._plan is None or event.step != self._plan.step:
             return []
-        return self._is_level_again(event.step, now) + self._start(event.step, ())
+        effects = self._is_level_again(event.step, now)
+        return [*effects, Broadcast(Fetched(event.step)), *self._start(event.step, ())]
 
     def _receive_if_sent(self) -> list[Effect]:
         if self.phase is not Phase.RECEIVING or self.next not in self._results:
             return []
         return self._commit(self.next, received=True)
+
+    @property
+    def is_origin(self) -> bool:
+        """Nobody in this view had the training's state: it began at step 0, with the first member's initial one."""
+        return self._plan is not None and all(report.next is None for report in self._reports.values())
 
     # ---- a step
 
@@ -297,7 +329,7 @@ class Stepping(ABC):
         self._go(Phase.GATHERING)
         self._pace = event.pace or self._pace
         flags = self._change_seen(now), self.leave_asked, self.ledger.stop, event.save, event.saving, self._pace
-        ready = Ready(event.step, self.assigned, *flags, said=event.said, mark=event.mark)
+        ready = Ready(event.step, self.assigned, *flags, said=event.said, mark=event.mark, over=event.over)
         self._ready.setdefault(event.step, {})[self.me] = ready
         self.reason = "waiting for the others' shards"
         effects = [Broadcast(ready), *self._propose_planned(now)]
@@ -312,9 +344,8 @@ class Stepping(ABC):
             return []
         brought = tuple((member, ready[member].shards) for member in self.view.members)
         count = sum(len(shards) for _, shards in brought)
-        if (count != self.shards and not self.elastic) or len(
-            {shard for _, shards in brought for shard in shards}
-        ) != count:
+        different = {shard for _, shards in brought for shard in shards}
+        if len(different) != count or not self.step_rules.is_complete(count, self.shards):
             return [*self._break(f"step {self.next} is not covered exactly once: {brought}", now)]
         finding = self.audits.judge(self.next, self.view.members, {one: ready[one].said for one in self.view.members})
         if finding is not None:
@@ -326,18 +357,22 @@ class Stepping(ABC):
         self._save_mark = sum(message.mark for message in ready.values()) % MARKS
         self._stop = next((ready[member].stop for member in self.view.members if ready[member].stop), "")
         self.paces = {member: ready[member].pace for member in self.view.members}
-        better = rebalanced(self.shares, self.room, self.paces) if not self.even else None
+        better = self.step_rules.rebalanced(self.shares, self.room, self.paces)
         if better is not None:
             self.shares = better
             self.moved += 1
         self._go(Phase.REDUCING)
-        return [Reduce(self.next, brought)]
+        return [Reduce(self.next, brought, next((ready[one].over for one in self.view.members if ready[one].over), ""))]
 
     def _follow(self, finding: Finding, now: float) -> list[Effect]:
         """All members come to the same finding, and nothing of this step is committed.
 
         Who ends drops nothing: its connections close with its process, when the others have heard all that they need.
         """
+        if finding.script:
+            return [self._end("script", finding.reason)]
+        if finding.narrow:  # in a view of the same members all say more of the same step
+            return self._break(finding.reason, now) + self._consider(now)
         if not finding.liars and not finding.third:
             return [self._end("corrupt", finding.reason)]
         if self.me in finding.liars:
@@ -391,7 +426,12 @@ class Stepping(ABC):
             alone = self._leaving >= set(self.view.members)
             end = self._end("left", "asked to leave", save=self.checkpoints and alone)
             return [Drop(self.view.number, "leaving"), Deregister(), end]
-        saves = [Save(self.next, self.view.members, self._save_mark)] if self._save_due and self.checkpoints else []
+        saves: list[Effect] = []
+        if event.save and self.checkpoints:
+            # Without a mark: who was sent the mean of this step does not know the one that the others agreed on.
+            saves = [Save(self.next, self.view.members, wanted=True)]
+        elif self._save_due and self.checkpoints:
+            saves = [Save(self.next, self.view.members, self._save_mark)]
         self._save_due = False
         return [*saves, *self._after_applied(now)]
 

@@ -63,11 +63,23 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Patience:
+    """A wait for workers that nobody saw die. It ends when they come, are said to be dead, or its time is over.
+
+    Or, where none are named, for new ones.
+    """
+
+    workers: tuple[str, ...]
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """A view to propose, or None; and why."""
 
     view: View | None
     reason: str
+    patience: Patience | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +107,7 @@ class Report:
     former: tuple[str, ...] = ()  # who took part once, was left out, and is not known to have ended
     searched: bool = False  # it has looked for a checkpoint, and there is none
     pace: float = 0.0  # seconds that a shard takes it; 0: not known yet
-    size: int = 0  # elastic: how many workers the run is meant to have, as it has heard
+    size: int = 0  # where steps need not be whole: how many workers the run is meant to have, as it has heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +132,8 @@ def propose_next(me: str, ledger: LedgerState, standing: Standing, timing: Timin
     assert view is not None and me in view.members
     ids = ledger.ids
     live = [member for member in view.members if member in ids and member not in standing.leaving]
-    live = live[: max(1, ledger.size)]  # the run was made smaller
+    surplus = frozenset(live[max(1, ledger.size) :])  # the run was made smaller
+    live = live[: max(1, ledger.size)]
     if not live or live[0] != me:
         return Decision(None, f"waiting for {live[0] if live else 'the ledger'} to propose view {view.number + 1}")
     gone = [member for member in view.members if member not in live]
@@ -141,10 +154,11 @@ def propose_next(me: str, ledger: LedgerState, standing: Standing, timing: Timin
     if not standing.has_state and standing.waited_s < timing.abandon_s:
         unsure = [member for member in (*gone, *apart) if member != me and not _stateless(member, ledger, standing)]
         if unsure:
-            return Decision(None, f"waiting for {unsure[0]}, which may have the state of the training")
+            reason = f"waiting for {unsure[0]}, which may have the state of the training"
+            return Decision(None, reason, Patience(tuple(unsure), timing.abandon_s - standing.waited_s))
     room = 0 if apart else max(0, ledger.size - len(live))
     joining = _joiners(ledger, view, standing.resting)[:room]
-    reason = _reason(gone, apart, joining, standing.leaving)
+    reason = _reason(gone, apart, joining, standing.leaving | surplus)
     return Decision(_following(ledger, (*live, *joining), reason), reason)
 
 
@@ -189,12 +203,13 @@ def propose_planned(me: str, ledger: LedgerState, resting: frozenset[str]) -> De
     live = [member for member in view.members if member in ledger.ids]
     if not live or live[0] != me:
         return Decision(None, "the first member proposes")
+    surplus = frozenset(live[max(1, ledger.size) :])
     live = live[: max(1, ledger.size)]
     joining = _joiners(ledger, view, resting)[: max(0, ledger.size - len(live))]
     members = (*live, *joining)
     if members == view.members:
         return Decision(None, "nothing changes")
-    reason = _reason([member for member in view.members if member not in live], (), joining, frozenset())
+    reason = _reason([member for member in view.members if member not in live], (), joining, surplus)
     return Decision(_following(ledger, members, reason), reason)
 
 
@@ -246,13 +261,15 @@ def propose_first(me: str, ledger: LedgerState, *, waited_s: float, timing: Timi
             return Decision(None, f"waiting for {left[0]} to take it in")
         unsure = [member for member in view.members if member not in ledger.dead]
         if unsure and not ledger.rewound and waited_s < timing.abandon_s:
-            return Decision(None, f"waiting for {unsure[0]}, which may still be alive")
+            reason = f"waiting for {unsure[0]}, which may still be alive and have the state of the training"
+            return Decision(None, reason, Patience(tuple(unsure), timing.abandon_s - waited_s))
     away = not_back(ledger)
     outside = [worker.id for worker in ledger.registered if worker.id in ids and worker.id not in away]
     if not outside or outside[0] != me:
         return Decision(None, "waiting for the first worker to propose a view")
     if len(outside) < ledger.size and waited_s < timing.start_wait_s:
-        return Decision(None, f"waiting for workers: {len(outside)} of {ledger.size} are here")
+        reason = f"waiting for workers: {len(outside)} of {ledger.size} are here"
+        return Decision(None, reason, Patience((), timing.start_wait_s - waited_s))
     number = view.number + 1 if view else 1
     reason = f"all workers of view {view.number} are lost" if view else "the run starts"
     members = tuple(outside[: ledger.size])

@@ -60,6 +60,11 @@ class Arena:
         os.ftruncate(fd, cls.size(slots, slot_bytes))
         return cls(fd, slots, slot_bytes)
 
+    @classmethod
+    def of_peer(cls, fd: int, slots: int, slot_bytes: int) -> Arena:
+        """The arena behind a descriptor that a peer has passed. ValueError or OSError if it is not one."""
+        return cls(fd, slots, slot_bytes)
+
     def slot(self, index: int, layout: Layout) -> torch.Tensor:
         assert 0 <= index <= self.slots and layout.slot_bytes <= self.slot_bytes
         start = PAGE_BYTES + index * self.slot_bytes

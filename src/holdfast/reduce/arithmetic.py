@@ -100,10 +100,8 @@ def _add_into(
 
 
 def divide(source: torch.Tensor, divisor: int, out: torch.Tensor) -> None:
-    if divisor == 1 or source.dtype == torch.bool:
-        if out.data_ptr() != source.data_ptr():
-            out.copy_(source)
-    elif source.dtype.is_floating_point or source.dtype.is_complex:
+    """Integers stay the sum: whoever put them there knows what they are parts of (modes/buffers.py)."""
+    if divisor != 1 and (source.dtype.is_floating_point or source.dtype.is_complex):
         torch.div(source, divisor, out=out)
-    else:
-        torch.div(source, divisor, rounding_mode="floor", out=out)
+    elif out.data_ptr() != source.data_ptr():
+        out.copy_(source)

@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from holdfast.core.words import host_of
+from holdfast.net.groups import BrokenGroup, Group
+from holdfast.reduce.aggregators import MEAN, Aggregator
 from holdfast.reduce.arena import Arena
-from holdfast.reduce.groups import BrokenGroup, Group
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.network import SliceExchange
 from holdfast.reduce.reduction import Brought
 from holdfast.reduce.shared_memory import check_stamps
-from holdfast.reduce.tree import Range, tree_over
+from holdfast.reduce.tree import Range, leaves_over, tree_over
 
 
 class Hosts:
@@ -37,9 +38,10 @@ class Hosts:
         *,
         small: bool,
         interrupted: Callable[[], str],
+        aggregator: Aggregator = MEAN,
     ) -> None:
         self._group = group
-        self._tree = tree_over(shards)
+        self._tree = leaves_over(shards) if aggregator.by_shard else tree_over(shards)
         self._arenas = arenas
         self._hosts = by_host(group.view.members)
         self._neighbours = self._hosts[host_of(group.me)]
@@ -48,7 +50,9 @@ class Hosts:
         self._freed = False
         self.bulk: frozenset[str] = frozenset()
         if group.me in leaders:
-            self._exchange = SliceExchange(group, leaders, shards, small=small, interrupted=interrupted)
+            self._exchange = SliceExchange(
+                group, leaders, shards, small=small, interrupted=interrupted, aggregator=aggregator
+            )
             self.bulk = frozenset(leaders) - {group.me}
 
     def reduce(

@@ -13,9 +13,10 @@ from itertools import zip_longest
 
 import torch
 
+from holdfast.net.groups import Group
+from holdfast.reduce.aggregators import MEAN, Aggregator
 from holdfast.reduce.arena import Arena
-from holdfast.reduce.arithmetic import mean_into, sum_into
-from holdfast.reduce.groups import Group
+from holdfast.reduce.arithmetic import sum_into
 from holdfast.reduce.layout import Layout, slice_bounds
 from holdfast.reduce.reduction import Brought
 from holdfast.reduce.tree import Range
@@ -30,11 +31,22 @@ class Network:
 
     two_rounds = False  # a member that has the mean has heard from everyone: that is the barrier
 
-    def __init__(self, group: Group, shards: int, arena: Arena, *, small: bool, interrupted: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        group: Group,
+        shards: int,
+        arena: Arena,
+        *,
+        small: bool,
+        interrupted: Callable[[], str],
+        aggregator: Aggregator = MEAN,
+    ) -> None:
         self.bulk = frozenset(group.view.members) - {group.me}
         self._group = group
         self._arena = arena
-        self._exchange = SliceExchange(group, group.view.members, shards, small=small, interrupted=interrupted)
+        self._exchange = SliceExchange(
+            group, group.view.members, shards, small=small, interrupted=interrupted, aggregator=aggregator
+        )
 
     def reduce(
         self, step: int, layout: Layout, members: Sequence[str], brought: Mapping[str, Brought]
@@ -56,8 +68,16 @@ class SliceExchange:
     """
 
     def __init__(
-        self, group: Group, parties: Sequence[str], shards: int, *, small: bool, interrupted: Callable[[], str]
+        self,
+        group: Group,
+        parties: Sequence[str],
+        shards: int,
+        *,
+        small: bool,
+        interrupted: Callable[[], str],
+        aggregator: Aggregator = MEAN,
     ) -> None:
+        self._aggregator = aggregator
         self._group = group
         self._parties = tuple(parties)
         self._rank = self._parties.index(group.me)
@@ -92,7 +112,8 @@ class SliceExchange:
         operands.sort(key=lambda operand: operand[0])
         order = tuple(node for node, _ in operands)
         for index, out in enumerate(mine):
-            mean_into(out, [vectors[index] for _, vectors in operands], order, self._shards, 0, out.numel())
+            vectors = [vectors[index] for _, vectors in operands]
+            self._aggregator.combine_into(out, vectors, order, self._shards, (0, out.numel()))
         if not self._small:
             self._hand_out(means)
 

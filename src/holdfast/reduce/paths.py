@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from holdfast.net.groups import BrokenGroup, Group
+from holdfast.reduce.aggregators import MEAN, Aggregator
 from holdfast.reduce.arena import Arena
-from holdfast.reduce.groups import BrokenGroup, Group
 from holdfast.reduce.hosts import Hosts, by_host
 from holdfast.reduce.network import Network
 from holdfast.reduce.reduction import Brought, Path
@@ -19,16 +20,24 @@ def takes_two_rounds(kind: str, *, small: bool) -> bool:
 
 
 def make_path(
-    kind: str, group: Group, arena: Arena, shards: int, *, small: bool, interrupted: Callable[[], str]
+    kind: str,
+    group: Group,
+    arena: Arena,
+    shards: int,
+    *,
+    small: bool,
+    interrupted: Callable[[], str],
+    aggregator: Aggregator = MEAN,
 ) -> Path:
     """The path of a view in a run of this kind (see core/config.py). Its members are all connected."""
     if kind == "network":
-        return Network(group, shards, arena, small=small, interrupted=interrupted)
-    near = {peer: one.arena for peer, one in group.connections.items() if one.arena is not None}
+        return Network(group, shards, arena, small=small, interrupted=interrupted, aggregator=aggregator)
+    near: dict[str, Arena] = {peer: one.memory for peer, one in group.connections.items() if one.memory is not None}
     near[group.me] = arena
     if len(by_host(group.view.members)) > 1:
-        return Hosts(group, shards, near, small=small, interrupted=interrupted)
-    return SharedMemory(group.view, group.me, shards, near, two_rounds=takes_two_rounds(kind, small=small))
+        return Hosts(group, shards, near, small=small, interrupted=interrupted, aggregator=aggregator)
+    two_rounds = takes_two_rounds(kind, small=small)
+    return SharedMemory(group.view, group.me, shards, near, two_rounds=two_rounds, aggregator=aggregator)
 
 
 def check_coverage(tree: Tree, shards: Sequence[tuple[str, tuple[int, ...]]], brought: Mapping[str, Brought]) -> None:

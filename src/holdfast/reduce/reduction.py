@@ -8,7 +8,7 @@ memory that nobody touches until every member has applied the step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +28,7 @@ class Brought:
     nodes: tuple[tuple[Range, int], ...]
     present: tuple[int, ...] | None  # None: all
     metrics: Mapping[str, Mapping[int, float]]  # name -> shard -> value
+    gathered: Mapping[int, str] = field(default_factory=dict)  # shard -> what its lines gave to step.gather
 
     def encode(self, *, bulk: bool) -> dict[str, Any]:
         note: dict[str, Any] = {"n": [[start, stop, slot] for (start, stop), slot in self.nodes]}
@@ -35,6 +36,8 @@ class Brought:
             note["p"] = list(self.present)
         if self.metrics:
             note["m"] = {name: list(values.items()) for name, values in self.metrics.items()}
+        if self.gathered:
+            note["g"] = list(self.gathered.items())
         if bulk:
             note["bulk"] = 1
         return note
@@ -48,13 +51,14 @@ class Brought:
                 str(name): {int(shard): float(value) for shard, value in values}
                 for name, values in note.get("m", {}).items()
             }
+            gathered = _gathered(note)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProtocolError("a peer's note on what it brings makes no sense") from error
         if any(not 0 <= slot < slots for _, slot in nodes):
             raise ProtocolError("a peer named a slot that there is not")
         if present is not None and any(not 0 <= index < tensors for index in present):
             raise ProtocolError("a peer named a tensor that there is not")
-        return cls(nodes, present, metrics)
+        return cls(nodes, present, metrics, gathered)
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,17 @@ class Kept:
     present: frozenset[int]
     metrics: Mapping[str, float]
     is_intact: Callable[[], bool]  # False: the memory was used for a later step meanwhile
-    shards: tuple[int, ...] | None = None  # elastic: those that it is the mean of
+    shards: tuple[int, ...] | None = None  # those that it is the mean of; None: all of the step
+    over: str = ""  # a member's script wants no further steps after this one, and why
+    gathered: Mapping[int, str] = field(default_factory=dict)  # shard -> what its lines gave to step.gather
 
     def note(self) -> dict[str, Any]:
         """What a member that is sent the memory must know besides."""
         note: dict[str, Any] = {"bulk": 1, "p": sorted(self.present), "m": dict(self.metrics)}
+        if self.over:
+            note["e"] = self.over
+        if self.gathered:
+            note["g"] = list(self.gathered.items())
         return note if self.shards is None else {**note, "v": list(self.shards)}
 
     @classmethod
@@ -81,9 +91,10 @@ class Kept:
             present = frozenset(map(int, note["p"]))
             metrics = {str(name): float(value) for name, value in note["m"].items()}
             shards = tuple(map(int, note["v"])) if "v" in note else None
+            over, gathered = str(note.get("e", "")), _gathered(note)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError("a peer's note on a result makes no sense") from error
-        return cls(step, layout, memory, present, metrics, lambda: True, shards)
+        return cls(step, layout, memory, present, metrics, lambda: True, shards, over, gathered)
 
 
 class Path(Protocol):
@@ -101,10 +112,14 @@ class Path(Protocol):
         """Add. Returns the memory with the mean, and whether it is still that."""
 
 
-def bring(sums: Sums, metrics: Mapping[str, Mapping[int, float]]) -> Brought:
+def _gathered(note: Any) -> dict[int, str]:
+    return {int(shard): str(text) for shard, text in note.get("g", ())}
+
+
+def bring(sums: Sums, metrics: Mapping[str, Mapping[int, float]], gathered: Mapping[int, str] | None = None) -> Brought:
     assert sums.layout is not None
     whole = len(sums.present) == len(sums.layout.shapes)
-    return Brought(tuple(sums.nodes()), None if whole else tuple(sorted(sums.present)), metrics)
+    return Brought(tuple(sums.nodes()), None if whole else tuple(sorted(sums.present)), metrics, gathered or {})
 
 
 def present_in(layout: Layout, brought: Mapping[str, Brought]) -> frozenset[int]:
@@ -126,3 +141,9 @@ def mean_metrics(brought: Mapping[str, Brought]) -> dict[str, float]:
         name: sum(by_shard[shard] for shard in sorted(by_shard)) / len(by_shard)
         for name, by_shard in sorted(values.items())
     }
+
+
+def all_gathered(brought: Mapping[str, Brought]) -> dict[int, str]:
+    """In the order of shards, whoever brought them."""
+    found = {shard: text for one in brought.values() for shard, text in one.gathered.items()}
+    return dict(sorted(found.items()))

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from holdfast.core.words import View
+from holdfast.net.groups import BrokenGroup
+from holdfast.reduce.aggregators import MEAN, Aggregator
 from holdfast.reduce.arena import Arena, joint_result, result_parts
-from holdfast.reduce.arithmetic import mean_into
-from holdfast.reduce.groups import BrokenGroup
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.reduction import Brought
 
@@ -24,8 +24,18 @@ class SharedMemory:
 
     bulk: frozenset[str] = frozenset()
 
-    def __init__(self, view: View, me: str, shards: int, arenas: Mapping[str, Arena], *, two_rounds: bool) -> None:
+    def __init__(
+        self,
+        view: View,
+        me: str,
+        shards: int,
+        arenas: Mapping[str, Arena],
+        *,
+        two_rounds: bool,
+        aggregator: Aggregator = MEAN,
+    ) -> None:
         self.two_rounds = two_rounds
+        self._aggregator = aggregator
         self._view = view
         self._me = me
         self._shards = shards
@@ -49,7 +59,7 @@ class SharedMemory:
             start, stop = (_within(edge - section.offset_bytes, section.bytes) for edge in (low, high))
             size = section.dtype.itemsize
             vectors = [vectors[index] for vectors in operands]
-            mean_into(out, vectors, nodes, self._shards, start // size, stop // size)
+            self._aggregator.combine_into(out, vectors, nodes, self._shards, (start // size, stop // size))
         # In one round a peer may be at the next step already, in its other slots.
         check_stamps(self._arenas, members, {stamp} if self.two_rounds else {stamp, (stamp[0], step + 1)})
         return result, lambda: all(arena.result_stamp == stamp for arena in writers)

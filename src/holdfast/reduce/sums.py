@@ -16,16 +16,17 @@ import torch
 from holdfast.core.errors import ConfigError
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.layout import Layout
-from holdfast.reduce.tree import Range, Tree, tree_over
+from holdfast.reduce.tree import Range, Tree, leaves_over, tree_over
 
 
 class Sums:
     """The sums of one step. `begin` starts a step; `add` takes a shard; `nodes` says what is there."""
 
-    def __init__(self, arena: Arena, shards: int, *, parities: int) -> None:
+    def __init__(self, arena: Arena, shards: int, *, parities: int, by_shard: bool = False) -> None:
+        """`by_shard`: nothing is added up, every shard keeps a slot of its own."""
         self.arena = arena
         self.shards = shards
-        self.tree: Tree = tree_over(shards)
+        self.tree: Tree = leaves_over(shards) if by_shard else tree_over(shards)
         self._parities = parities  # 2: a peer may still read the sums of the step before
         self._per_parity = arena.slots // parities
         self._views: dict[int, list[torch.Tensor]] = {}  # by slot
@@ -88,7 +89,7 @@ class Sums:
 
     def _store(self, slot: int, tensors: Sequence[torch.Tensor | None], absent: list[int]) -> None:
         views = self._slot_views(slot)
-        if not absent:
+        if views and not absent:  # a model that is frozen throughout brings nothing
             torch._foreach_copy_(views, _dense(tensors))
             return
         for view, tensor in zip(views, tensors, strict=True):
@@ -99,7 +100,7 @@ class Sums:
 
     def _accumulate(self, slot: int, tensors: Sequence[torch.Tensor | None], absent: list[int]) -> None:
         views = self._slot_views(slot)
-        if not absent:
+        if views and not absent:
             torch._foreach_add_(views, _dense(tensors))
             return
         for view, tensor in zip(views, tensors, strict=True):

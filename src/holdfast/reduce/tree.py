@@ -29,7 +29,7 @@ def split(node: Range) -> tuple[Range, Range]:
 
 @dataclass(frozen=True)
 class Tree:
-    """The tree over `shards` shards. `parents` maps each node but the root to (parent, sibling)."""
+    """The tree over `shards` shards. `parents` maps each node but the root to (parent, sibling); none: only leaves."""
 
     shards: int
     parents: Mapping[Range, tuple[Range, Range]]
@@ -40,6 +40,8 @@ class Tree:
 
     def cover(self, shards: Iterable[int]) -> tuple[Range, ...]:
         """The fewest nodes that together are exactly these shards, in order."""
+        if not self.parents:
+            return tuple((shard, shard + 1) for shard in sorted(shards))
         return _cover(self.shards, tuple(shards))
 
     def expression(self, nodes: Sequence[Range], *, partial: bool = False) -> Expression:
@@ -83,6 +85,12 @@ def tree_over(shards: int) -> Tree:
             parents[right] = (node, left)
             todo += [left, right]
     return Tree(shards, parents)
+
+
+@lru_cache(maxsize=64)
+def leaves_over(shards: int) -> Tree:
+    """Where nothing is added up: every shard is a node by itself."""
+    return Tree(shards, {})
 
 
 @lru_cache(maxsize=4096)

@@ -5,9 +5,10 @@ How a value looks in the tree:
     list                                 a JSON list
     anything else                        an object with one key, the tag:
         {"d": [[key, value], …]}  dict     {"c": [[key, count], …]}  Counter    {"t": […]}        tuple
+        {"o": [[key, value], …]}  OrderedDict        {"D.float": [[key, value], …]}  defaultdict(float)
         {"f": "7ff8000000000000"} float    {"i": "0x…"}              large int  {"n": [dtype, hex]}  numpy scalar
         {"T": 3}  tensor number 3          {"a": 4}  the same, as a numpy array
-        {"dtype": "bfloat16"}              {"device": "cuda:0"}
+        {"dtype": "bfloat16"}              {"device": "cuda:0"}                 {"size": [2, 3]}
 
 Owns nothing; pure apart from reading tensors. Local misuse is a ConfigError with the value's path; bytes from
 elsewhere that no encoder writes are a ProtocolError.
@@ -20,6 +21,7 @@ import math
 import struct
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy
@@ -33,7 +35,8 @@ Tree: TypeAlias = Any  # what json.loads can return
 TREE_BYTES_MAX = 16 * 2**20
 DEPTH_MAX = 64
 _INT_BITS_PLAIN = 64
-_DICTS = (dict, OrderedDict, defaultdict, Counter)
+_DICT_TAGS = {dict: "d", OrderedDict: "o", Counter: "c"}
+_FACTORIES = {kind.__name__: kind for kind in (int, float, str, bool, list, dict, tuple)}  # of a defaultdict
 # Lists of what may be named, so that a name from the wire is only ever looked up, never interpreted.
 _TORCH_DTYPES = {dtype_name(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 # Two C types may share a name; the usual one is numpy's default, and comes last here.
@@ -45,11 +48,26 @@ def flatten(value: Any, *, sort: bool = False, path: str = "state") -> tuple[Tre
     """The tree of `value` and the tensors it refers to by number; tensors are references wherever possible.
 
     With `sort`, dicts are written in the order of their keys, so that two workers whose dicts were filled in a
-    different order get the same bytes.
+    different order get the same bytes; but for those in an `InOrder`.
     """
     encoder = _Encoder(sort)
     tree = encoder.encode(value, path, 0)
     return tree, encoder.tensors
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """Around a value whose dicts keep their order, whatever `sort` says. It leaves no trace in the tree."""
+
+    value: Any
+
+
+def pairs_of(tree: Tree) -> list[list[Any]] | None:
+    """The keys and values of a dict's tree, of whatever kind; None if it is no dict's."""
+    if not isinstance(tree, dict) or len(tree) != 1:
+        return None
+    ((tag, body),) = tree.items()
+    return body if (tag in _DICT_TAGS.values() or tag.startswith("D.")) and isinstance(body, list) else None
 
 
 class _Encoder:
@@ -69,11 +87,18 @@ class _Encoder:
             return value if math.isfinite(value) else {"f": struct.pack(">d", value).hex()}
         if isinstance(value, torch.Tensor):
             return {"T": self._add(value, path)}
-        if kind in _DICTS:
+        if kind in _DICT_TAGS or kind is defaultdict:
             return self._dict(value, path, depth)
-        if kind in (list, tuple, torch.Size):
+        if kind is InOrder:
+            sort, self.sort = self.sort, False
+            tree = self.encode(value.value, path, depth)
+            self.sort = sort
+            return tree
+        if kind in (list, tuple):
             items = [self.encode(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
             return items if kind is list else {"t": items}
+        if kind is torch.Size:
+            return {"size": list(value)}
         if isinstance(value, (numpy.generic, numpy.ndarray)):
             return self._numpy(value, path)
         if isinstance(value, torch.dtype):
@@ -91,9 +116,13 @@ class _Encoder:
             raise ConfigError(f"{path} is a numpy {value.dtype}, which cannot travel in a snapshot", hint=_HINT)
         if isinstance(value, numpy.generic):
             return {"n": [value.dtype.name, value.tobytes().hex()]}
+        if type(value) is not numpy.ndarray:
+            name = type(value).__name__
+            hint = "keep its data and its mask as two arrays" if name == "MaskedArray" else "keep it as a plain array"
+            raise ConfigError(f"{path} is a numpy {name}, which cannot travel in a snapshot", hint=hint)
         try:
             # A copy: torch warns about arrays that are read-only, and refuses negative strides.
-            return {"a": self._add(torch.from_numpy(numpy.array(value, order="C", copy=True)), path)}
+            return {"a": self._add(torch.from_numpy(numpy.array(value, order="K", copy=True)), path)}
         except TypeError as error:
             raise ConfigError(f"{path} is a numpy array of {value.dtype}", hint=_HINT) from error
 
@@ -108,7 +137,15 @@ class _Encoder:
         if self.sort:
             keys = sorted(value, key=lambda key: (type(key).__name__, key))
         pairs = [[key, self.encode(value[key], f"{path}[{key!r}]", depth + 1)] for key in keys]
-        return {"c" if type(value) is Counter else "d": pairs}
+        if not isinstance(value, defaultdict):
+            return {_DICT_TAGS[type(value)]: pairs}
+        factory = value.default_factory
+        if factory is not None and _FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
+            raise ConfigError(
+                f"{path} is a defaultdict whose default is {factory!r:.80}, which cannot travel in a snapshot",
+                hint=f"let state_dict return dict(...), or give it one of {', '.join(_FACTORIES)}",
+            )
+        return {f"D.{factory.__name__ if factory is not None else ''}": pairs}
 
 
 def unflatten(tree: Tree, tensors: Sequence[torch.Tensor]) -> Any:
@@ -142,14 +179,14 @@ def _decode(tree: Tree, tensors: _Numbered, depth: int) -> Any:
         raise ProtocolError(f"not a tagged value: {tree!r:.80}")
     ((tag, body),) = tree.items()
     try:
-        if tag in ("d", "c"):
+        if pairs_of(tree) is not None:
             return _decode_dict(tag, body, tensors, depth)
         if tag == "t" and isinstance(body, list):
             return tuple(_decode(item, tensors, depth + 1) for item in body)
         if tag == "T":
             return tensors.take(body)
         if tag == "a":
-            return tensors.take(body).numpy().copy()
+            return numpy.array(tensors.take(body).numpy(), order="K", copy=True)
         return _decode_scalar(tag, body)
     except ProtocolError:
         raise
@@ -158,7 +195,9 @@ def _decode(tree: Tree, tensors: _Numbered, depth: int) -> Any:
 
 
 def _decode_dict(tag: str, body: Any, tensors: _Numbered, depth: int) -> Any:
-    result: dict[Any, Any] = {} if tag == "d" else Counter()
+    result: dict[Any, Any] = {"d": dict, "o": OrderedDict, "c": Counter}.get(tag, dict)()
+    if tag.startswith("D."):
+        result = defaultdict(_FACTORIES[tag[2:]] if tag != "D." else None)
     for key, item in body:
         if type(key) not in (str, int, bool) or key in result:
             raise ProtocolError(f"a dict with the key {key!r:.80}, or with it twice")
@@ -183,6 +222,8 @@ def _decode_scalar(tag: str, body: Any) -> Any:
         return _TORCH_DTYPES[body]
     if tag == "device":
         return torch.device(str(body))
+    if tag == "size":
+        return torch.Size(body)
     raise ProtocolError(f"not a value of kind {tag!r:.20}: {body!r:.80}")
 
 

@@ -14,6 +14,7 @@ import torch
 import xxhash
 
 from holdfast.state.layout import TensorSpec, memory_of, readable, spec_of
+from holdfast.state.naming import named_state
 
 if TYPE_CHECKING:
     from holdfast.state.snapshot import Snapshot
@@ -33,8 +34,9 @@ def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 def weights_digest(model: torch.nn.Module) -> str:
     """Of a model's parameters and buffers, in the order of its state_dict."""
-    state = model.state_dict()
-    return digest_tensors((name, value) for name, value in state.items() if isinstance(value, torch.Tensor))
+    return digest_tensors(
+        (name, value) for name, value in named_state(model).items() if isinstance(value, torch.Tensor)
+    )
 
 
 def state_digest(snapshot: Snapshot) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import xxhash
 
-from holdfast.state.codec import Tree, unpack_tree
+from holdfast.state.codec import Tree, pairs_of, unpack_tree
 from holdfast.state.layout import memory_of
 from holdfast.state.snapshot import Snapshot
 
@@ -96,9 +96,10 @@ def _names(tree: Tree, path: str) -> Iterator[tuple[int, str]]:
     elif isinstance(tree, dict):
         if type(tree.get("T")) is int:
             yield tree["T"], path.rstrip(".")
-        for key, value in tree.items():
-            if key == "d":
-                for name, item in value:
-                    yield from _names(item, f"{path}{name}.")
-            elif isinstance(value, list | dict):
+        if (pairs := pairs_of(tree)) is not None:
+            for name, item in pairs:
+                yield from _names(item, f"{path}{name}.")
+            return
+        for value in tree.values():
+            if isinstance(value, list | dict):
                 yield from _names(value, path)

@@ -12,30 +12,41 @@ A Holder belongs to the thread that runs the user's loop. A Snapshot is immutabl
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from holdfast.core.errors import ConfigError, ProtocolError
-from holdfast.state.codec import Tree, flatten, pack_tree, unflatten, unpack_tree
+from holdfast.state.codec import InOrder, Tree, flatten, pack_tree, unflatten, unpack_tree
 from holdfast.state.digest import state_digest
+from holdfast.state.extras import Stateful, capture_extra, check_kinds, refer_to_extra, restore_extra
+from holdfast.state.flags import ModuleFlags
 from holdfast.state.layout import TensorSpec, allocate, dtype_name, readable, spec_of
-from holdfast.state.optimizer import capture_optimizer, check_optimizer, copied, restore_optimizer
+from holdfast.state.naming import named_buffers, named_parameters, plain_name
+from holdfast.state.optimizer import (
+    AddedGroups,
+    Optimizers,
+    capture_optimizers,
+    check_optimizers,
+    copied,
+    restore_optimizers,
+)
 from holdfast.state.space import Space
 
-_PARTS = ("parameters", "requires_grad", "buffers", "modules", "optimizer", "extras")
+_PARTS = ("parameters", "requires_grad", "buffers", "flags", "modules", "optimizer", "extras")
 _SAME_SCRIPT = "every worker of a run must build the same model, optimizer and extras before holdfast.join"
 
 
-class Stateful(Protocol):
-    """Anything that travels with the snapshot: a scheduler, an averaged model, a gradient scaler."""
+class StepBuffers(Protocol):
+    """A model's buffers as a step sees them. Caches, which follow from what comes, are not among them."""
 
-    def state_dict(self) -> Mapping[str, Any]: ...
+    def base(self) -> Mapping[str, torch.Tensor]:
+        """As they were when the current step began, by name."""
 
-    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+    def to_restore(self) -> Mapping[str, torch.Tensor]:
+        """The live tensors that a state is written into."""
 
 
 @dataclass(eq=False)
@@ -53,6 +64,10 @@ class Snapshot:
         """Of the tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
+    def copied(self) -> Snapshot:
+        """With memory of its own: what it was taken of may change."""
+        return Snapshot(self.step, self.tree, tuple(tensor.clone() for tensor in self.tensors))
+
     def chunk_digests(self) -> dict[tuple[int, int], bytes]:
         """The digest of each chunk of the tensors' memory, computed at the first call and then kept."""
         if not self._chunks:
@@ -68,56 +83,53 @@ class Snapshot:
 
 
 class Holder:
-    """Captures and restores the state of one worker: model, optimizer and `extras`.
+    """Captures and restores the state of one worker: model, optimizer (or several by name) and `extras`.
 
-    `buffers`, where given, returns the buffers as they were at the start of the current step, by name.
+    `buffers`, where given, are those of a training loop; else they are taken from the model as they are.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizers,
         extras: Mapping[str, Stateful] | None = None,
         *,
-        buffers: Callable[[], Mapping[str, torch.Tensor]] | None = None,
+        buffers: StepBuffers | None = None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._extras = dict(extras or {})
         self._buffers = buffers
-        for name, extra in self._extras.items():
-            if not callable(getattr(extra, "state_dict", None)) or not callable(
-                getattr(extra, "load_state_dict", None)
-            ):
-                raise ConfigError(
-                    f"{name} is a {type(extra).__name__} without state_dict and load_state_dict",
-                    hint="pass things like a scheduler, an AveragedModel or a GradScaler, by name",
-                )
+        self._flags = ModuleFlags(model)
+        self._added = AddedGroups()
+        check_kinds(self._extras)
 
     def capture(self, step: int) -> Snapshot:
         """The state as of now, which is the state after `step` steps. Call it between two optimizer steps."""
-        parameters = dict(self._model.named_parameters())
+        parameters = named_parameters(self._model)
         state = {
             "parameters": parameters,
             "requires_grad": {name: value.requires_grad for name, value in parameters.items()},
-            "buffers": copied(dict(self._buffers() if self._buffers else self._model.named_buffers())),
-            "modules": {name: copied(module.get_extra_state()) for name, module in self._speaking_modules()},
-            "optimizer": capture_optimizer(self._optimizer, parameters),
-            "extras": {name: _capture_extra(extra) for name, extra in self._extras.items()},
+            "buffers": copied(dict(self._buffers.base() if self._buffers else named_buffers(self._model))),
+            "flags": self._flags.changes(),
+            "modules": {name: InOrder(copied(module.get_extra_state())) for name, module in self._speaking_modules()},
+            "optimizer": capture_optimizers(self._optimizer, parameters),
+            "extras": {name: capture_extra(extra) for name, extra in self._extras.items()},
         }
         tree, tensors = flatten(state, sort=True)
         return Snapshot(step, pack_tree(tree), tuple(tensors))
 
     def refer(self, step: int) -> Snapshot:
         """Like `capture`, but nothing is copied: to be read at once, in this thread."""
-        parameters = dict(self._model.named_parameters())
+        parameters = named_parameters(self._model)
         state = {
             "parameters": parameters,
             "requires_grad": {name: value.requires_grad for name, value in parameters.items()},
-            "buffers": dict(self._buffers() if self._buffers else self._model.named_buffers()),
-            "modules": {name: _plain(module.get_extra_state()) for name, module in self._speaking_modules()},
-            "optimizer": capture_optimizer(self._optimizer, parameters),
-            "extras": {name: _plain(extra.state_dict()) for name, extra in self._extras.items()},
+            "buffers": dict(self._buffers.base() if self._buffers else named_buffers(self._model)),
+            "flags": self._flags.changes(),
+            "modules": {name: module.get_extra_state() for name, module in self._speaking_modules()},
+            "optimizer": capture_optimizers(self._optimizer, parameters),
+            "extras": {name: refer_to_extra(extra) for name, extra in self._extras.items()},
         }
         tree, tensors = flatten(state, sort=True)
         return Snapshot(step, pack_tree(tree), tuple(tensors))
@@ -129,7 +141,7 @@ class Holder:
         """
         places: list[torch.Tensor | None] = [None] * len(specs)
         numbers = _parameter_numbers(unpack_tree(tree))
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in named_parameters(self._model).items():
             index = numbers.get(name, -1)
             if 0 <= index < len(specs) and parameter.device.type == "cpu" and places[index] is None:
                 live = parameter.detach()
@@ -150,15 +162,15 @@ class Holder:
             raise ProtocolError("the snapshot does not have the parts of a training state")
         if not all(isinstance(part, dict) for part in state.values()):
             raise ProtocolError("a part of the snapshot is not a dict")
-        parameters = dict(self._model.named_parameters())
-        buffers = dict(self._model.named_buffers())
+        parameters = named_parameters(self._model)
+        buffers = dict(self._buffers.to_restore() if self._buffers else named_buffers(self._model))
         modules = dict(self._speaking_modules())
         _check_tensors("parameter", state["parameters"], parameters)
         _check_tensors("buffer", state["buffers"], buffers)
         _check_names("parameter", state["requires_grad"], parameters)
         _check_names("module with extra state", state["modules"], modules)
         _check_names("extra", state["extras"], self._extras)
-        check_optimizer(state["optimizer"], self._optimizer, parameters)
+        check_optimizers(state["optimizer"], self._optimizer, parameters)
 
         with torch.no_grad():
             for name, parameter in parameters.items():
@@ -167,18 +179,25 @@ class Holder:
                 parameter.requires_grad_(bool(state["requires_grad"][name]))
             for name, buffer in buffers.items():
                 _write(buffer, state["buffers"][name])
+        self._flags.restore(state["flags"])
         for name, module in modules.items():
             module.set_extra_state(copied(state["modules"][name]))
-        restore_optimizer(state["optimizer"], self._optimizer, adopt=adopt)
+        restore_optimizers(state["optimizer"], self._optimizer, parameters, self._added, adopt=adopt)
         # Last: a scheduler may write to the optimizer when it is loaded, and then means to.
         for name, extra in self._extras.items():
-            _restore_extra(name, extra, state["extras"][name])
+            restore_extra(name, extra, state["extras"][name])
+
+    def as_the_script_built_it(self) -> None:
+        """Before lines that the run has been through: optimizers with the groups that the script gave them."""
+        self._added.take_out()
 
     def _speaking_modules(self) -> list[tuple[str, torch.nn.Module]]:
         """Modules with state of their own beside tensors (`get_extra_state`)."""
         silent = torch.nn.Module.get_extra_state
         return [
-            (name, module) for name, module in self._model.named_modules() if type(module).get_extra_state is not silent
+            (plain_name(name), module)
+            for name, module in self._model.named_modules()
+            if type(module).get_extra_state is not silent
         ]
 
 
@@ -192,33 +211,6 @@ def _parameter_numbers(tree: Tree) -> dict[str, int]:
     except (AttributeError, KeyError, TypeError, ValueError):
         pass  # `restore` says what is wrong with it
     return numbers
-
-
-def _plain(value: Any) -> Any:
-    """The same nesting in plain containers, with the tensors themselves."""
-    if type(value) in (list, tuple):
-        return type(value)(_plain(item) for item in value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
-
-
-def _capture_extra(extra: Stateful) -> dict[str, Any]:
-    state = extra.state_dict()
-    # Modules keep the versions of their parts beside the dict, and read them again when they load.
-    return {"state": copied(state), "metadata": dict(getattr(state, "_metadata", None) or {})}
-
-
-def _restore_extra(name: str, extra: Stateful, sent: Any) -> None:
-    if not isinstance(sent, dict) or set(sent) != {"state", "metadata"} or not isinstance(sent["state"], dict):
-        raise ProtocolError(f"the snapshot's part for the extra {name} is not a state_dict")
-    state = OrderedDict(copied(sent["state"]))
-    if sent["metadata"]:
-        state._metadata = sent["metadata"]  # type: ignore[attr-defined]
-    try:
-        extra.load_state_dict(state)
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"the extra {name} does not take the run's state: {error}", hint=_SAME_SCRIPT) from error
 
 
 def _check_names(what: str, sent: Mapping[str, Any], mine: Mapping[str, Any]) -> None:

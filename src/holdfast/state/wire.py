@@ -1,93 +1,29 @@
-"""The messages by which a snapshot moves, as bytes. Pure: no sockets here, so that hostile bytes can be tried on it.
+"""What a snapshot says of itself while it moves, as bytes. Pure: no sockets here, so that hostile bytes can be tried.
 
-A joiner asks, a peer answers, one request at a time:
+    summary    JSON: step, digest, bytes
+    manifest   4 bytes: length of a JSON head (the summary's fields and the tensor table); the head; the tree
 
-    request   kind (1 byte), start, stop (8 bytes each; zero unless kind is RANGE)
-    reply     status (1 byte), length (8 bytes), then `length` bytes
-        SUMMARY    JSON: step, digest, bytes
-        MANIFEST   4 bytes: length of a JSON head (the summary's fields and the tensor table); the head; the tree;
-                   16 bytes: the xxh3_128 of all that
-        RANGE      that part of the tensors' bytes, one tensor after the other; then, beyond `length`, its xxh3_128
-    BYE has no reply. A status other than OK comes with a sentence.
-
-Every decoder raises ProtocolError for what no encoder writes (IntegrityError for a manifest that was damaged on the
-way), and allocates no more than it was sent.
+Every decoder raises ProtocolError for what no encoder writes, and allocates no more than it was sent.
 """
 
 from __future__ import annotations
 
-import enum
 import json
 import struct
 from dataclasses import dataclass
 from typing import Any
 
-import xxhash
-
-from holdfast.core.errors import ConfigError, IntegrityError, ProtocolError
+from holdfast.core.errors import ConfigError, ProtocolError
 from holdfast.core.words import decode_json, encode_json
 from holdfast.state.codec import TREE_BYTES_MAX
 from holdfast.state.layout import TensorSpec, spec_of
 from holdfast.state.snapshot import Snapshot
 
-_REQUEST = struct.Struct("!BQQ")
-_REPLY = struct.Struct("!BQ")
 _LENGTH = struct.Struct("!I")
-REQUEST_BYTES = _REQUEST.size
-REPLY_BYTES = _REPLY.size
-CHECK_BYTES = 16
 SUMMARY_BYTES_MAX = 1024
-SENTENCE_BYTES_MAX = 1024
 _HEAD_BYTES_MAX = 16 * 2**20
-MANIFEST_BYTES_MAX = _LENGTH.size + _HEAD_BYTES_MAX + TREE_BYTES_MAX + CHECK_BYTES
+MANIFEST_BYTES_MAX = _LENGTH.size + _HEAD_BYTES_MAX + TREE_BYTES_MAX
 _DIGEST_CHARACTERS = 32
-
-
-class Kind(enum.IntEnum):
-    SUMMARY = 1
-    MANIFEST = 2
-    RANGE = 3
-    BYE = 4
-
-
-class Status(enum.IntEnum):
-    OK = 0
-    REFUSED = 1
-
-
-@dataclass(frozen=True)
-class Request:
-    kind: Kind
-    start: int = 0
-    stop: int = 0
-
-    def encode(self) -> bytes:
-        return _REQUEST.pack(self.kind, self.start, self.stop)
-
-    @classmethod
-    def decode(cls, data: bytes) -> Request:
-        try:
-            kind, start, stop = _REQUEST.unpack(data)
-            request = cls(Kind(kind), start, stop)
-        except (struct.error, ValueError) as error:
-            raise ProtocolError(f"not a request for a snapshot: {data[:80]!r}") from error
-        if request.kind is Kind.RANGE and not start < stop:
-            raise ProtocolError(f"a request for the bytes {start} to {stop}")
-        if request.kind is not Kind.RANGE and (start or stop):
-            raise ProtocolError(f"a {request.kind.name} request with a range")
-        return request
-
-
-def encode_reply(status: Status, length: int) -> bytes:
-    return _REPLY.pack(status, length)
-
-
-def decode_reply(data: bytes) -> tuple[Status, int]:
-    try:
-        status, length = _REPLY.unpack(data)
-        return Status(status), length
-    except (struct.error, ValueError) as error:
-        raise ProtocolError(f"not a reply about a snapshot: {data[:80]!r}") from error
 
 
 @dataclass(frozen=True)
@@ -142,17 +78,13 @@ class Manifest:
                 f"the snapshot has {len(table)} tensors, too many to describe in {_HEAD_BYTES_MAX} bytes",
                 hint="keep large data in few tensors rather than in very many",
             )
-        data = _LENGTH.pack(len(head)) + head + self.tree
-        return data + xxhash.xxh3_128_digest(data)
+        return _LENGTH.pack(len(head)) + head + self.tree
 
     @classmethod
     def decode(cls, data: bytes, *, bytes_max: int) -> Manifest:
         """`bytes_max` is how much the caller is ready to allocate for the tensors."""
-        if not _LENGTH.size + CHECK_BYTES <= len(data) <= MANIFEST_BYTES_MAX:
+        if not _LENGTH.size <= len(data) <= MANIFEST_BYTES_MAX:
             raise ProtocolError(f"a manifest of {len(data)} bytes")
-        data, check = data[:-CHECK_BYTES], data[-CHECK_BYTES:]
-        if xxhash.xxh3_128_digest(data) != check:
-            raise IntegrityError("a manifest that was damaged on its way")
         (length,) = _LENGTH.unpack_from(data)
         if length > min(len(data) - _LENGTH.size, _HEAD_BYTES_MAX):
             raise ProtocolError(f"a manifest of {len(data)} bytes whose head has {length}")

@@ -6,14 +6,15 @@ Nothing is contacted here, and no client's package is imported before its scheme
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from holdfast.checkpoint.storage.port import Storage
+from holdfast.checkpoint.storage.spelling import POSSIBLE, check_spelling
 from holdfast.core.errors import ConfigError
 
 OBJECT_STORES = ("s3", "gs", "az")
-POSSIBLE = "a directory, file:///directory, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hdfs://host:port/directory"
 
 
 def scheme_of(uri: str) -> str:
@@ -31,6 +32,7 @@ def open_storage(uri: str) -> Storage:
     """The storage at `uri`. ConfigError if it cannot be one; whether it answers shows at the first call."""
     if not uri or "\0" in uri or uri.startswith("://"):
         raise ConfigError(f"{uri!r} is no place for checkpoints", hint=f"possible are {POSSIBLE}")
+    check_spelling(uri)
     scheme = scheme_of(uri)
     if scheme in ("", "file"):
         from holdfast.checkpoint.storage.local import LocalStorage
@@ -45,6 +47,22 @@ def open_storage(uri: str) -> Storage:
 
         return HdfsStorage(uri)
     raise ConfigError(f"checkpoints cannot be kept at {scheme}://", hint=f"possible are {POSSIBLE}")
+
+
+def check_there(uri: str) -> None:
+    """ConfigError if a directory of this host is not there, or is a file. Object stores know no directories."""
+    if scheme_of(uri) not in ("", "file"):
+        return
+    path = _path_of(uri) if scheme_of(uri) else Path(uri).expanduser()
+    try:
+        if stat.S_ISDIR(path.stat().st_mode):
+            return
+    except FileNotFoundError:
+        raise ConfigError(f"there is no directory {path}", hint="check the path, or give the name of a run") from None
+    except (OSError, ValueError) as error:
+        said = f"{path} cannot be looked into: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(said, hint="check the path and its permissions") from error
+    raise ConfigError(f"{path} is a file", hint="name the directory that the checkpoints are in")
 
 
 def _path_of(uri: str) -> Path:

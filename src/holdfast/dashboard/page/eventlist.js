@@ -2,9 +2,9 @@
 
 import { byId, clock, make, moment, put, whole } from "./format.js";
 
-const BAD = new Set(["worker_exited", "hung", "lost", "failed", "evicted", "corruption", "rewound", "skipped"]);
+const BAD = new Set(["worker_exited", "hung", "lost", "failed", "evicted", "corruption", "script_mistake", "rewound", "skipped"]);
 const WARN = new Set(["slow", "waiting", "warning", "ledger_down", "storage_down"]);
-const GOOD = new Set(["recovered", "joined", "checkpoint", "finished", "run_finished", "resumed", "ledger_up", "storage_up", "no_longer_slow"]);
+const GOOD = new Set(["recovered", "joined", "checkpoint", "finished", "run_finished", "resumed", "ledger_up", "storage_up", "no_longer_slow", "early_stop"]);
 const ROUTINE = new Set(["progress", "rebalanced", "registered", "spent"]);
 const SHOWN = 60;
 const HARMLESS = /^ended: (finished|left|stopped)/;

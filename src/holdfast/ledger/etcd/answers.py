@@ -113,7 +113,7 @@ def handshake_refused(reason: str) -> LedgerRefused:
 
 
 def _elsewhere(code: grpc.StatusCode, words: str) -> Elsewhere:
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+    if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):  # by us, since others had no answer
         return Elsewhere("no answer in time")
     for sign, saying, for_good in _SAYINGS:
         if sign in words:

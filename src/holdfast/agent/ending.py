@@ -1,0 +1,81 @@
+"""How an agent ends: what is written down of a finished run, what is cleared away, and the exit code.
+
+Belongs to the agent's main thread.
+"""
+
+from __future__ import annotations
+
+import queue
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.agent.finishing import FinishNote
+from holdfast.agent.ledgers import StartPatience
+from holdfast.agent.leftovers import forget_memory
+from holdfast.agent.policy import End
+from holdfast.agent.report import Reporter
+from holdfast.checkpoint.host_memory.place import remove_memory
+from holdfast.core.errors import LedgerError
+from holdfast.ledger.port import Ledger
+from holdfast.placement.directory import RunDirectory
+
+
+class Ending:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        socket_dir: Path,
+        memory: Path,
+        ledger: Ledger,
+        finish_note: FinishNote,
+        reporter: Reporter,
+        inbox: queue.SimpleQueue[Any],
+    ) -> None:
+        self._directory = directory
+        self._socket_dir = socket_dir
+        self._memory = memory
+        self._ledger = ledger
+        self._finish_note = finish_note
+        self._reporter = reporter
+        self._inbox = inbox
+
+    def was_before(self, patience: StartPatience) -> bool:
+        """Whether the training is over already. If it is to go on from its end, the ledger no longer says finished."""
+        done, record = patience.ask(self._finish_note.value), self._reporter.record
+        if record.finished is not None and (done is None or not record.reported):
+            return True
+        if done is not None:
+            self._reporter.say(self._finish_note.take_back(done, self._directory.name))
+        return False
+
+    def report_unattended(self) -> int:
+        """The training ended while no agent was there to say so."""
+        when = "before" if self._reporter.record.reported else "while no agent was running"
+        self._reporter.say(f"the training finished {when}")
+        remove_memory(self._memory)
+        code = self._write_down(0)
+        self._reporter.finished(exit_code=code, written=self._finish_note.written)
+        self._directory.remove_sockets(self._socket_dir)
+        return code
+
+    def write_early(self) -> None:
+        """The last step is made: write that down as soon as the ledger takes it."""
+        record = self._reporter.record
+        if record.finished is not None and self._finish_note.due:
+            with suppress(LedgerError):  # a worker may not have reached it either; `settle` tells
+                self._finish_note.write(record)
+
+    def conclude(self, end: End, *, workers_left: int) -> int:
+        """The exit code."""
+        forget_memory(self._memory, self._ledger, finished=end.outcome == "finished")
+        if end.outcome == "finished":
+            end = replace(end, exit_code=self._write_down(end.exit_code))
+        self._reporter.conclude(end, written=self._finish_note.written)
+        if not workers_left:
+            self._directory.remove_sockets(self._socket_dir)
+        return end.exit_code
+
+    def _write_down(self, code: int) -> int:
+        return self._finish_note.settle(code, self._reporter.record, self._inbox, self._reporter.say)

@@ -1,0 +1,1 @@
+"""What workers print: followed by the agent, and read again from their logs."""

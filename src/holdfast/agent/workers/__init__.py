@@ -1,0 +1,1 @@
+"""The processes of an agent's workers: how they are started, watched and ended."""

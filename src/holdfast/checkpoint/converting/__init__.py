@@ -1,0 +1,1 @@
+"""Checkpoints as other programs' files, and back."""

@@ -1,0 +1,1 @@
+"""How a checkpoint is found, verified and read."""

@@ -1,0 +1,52 @@
+"""`holdfast check`: whether a script is exact, in seconds, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from holdfast.cli.run_options import add_option
+from holdfast.cli.script_words import misplaced
+from holdfast.core.durations import parse_duration
+from holdfast.core.options.declaring import option_of
+from holdfast.core.options.run import WorkerOptions
+
+THREADS = option_of(WorkerOptions, "threads")
+USAGE = "holdfast check [options] script.py [arguments]\n       holdfast check [options] -m module [arguments]"
+
+
+def add_arguments(check: argparse.ArgumentParser) -> None:
+    check.usage = USAGE
+    check.description = (
+        "Run the first steps of a script and compute its shards again: fetched another way, in another order, from a "
+        "restored state, in a process that joined. Exit code 0 if all gives the same bits, 1 with the name of the "
+        "first thing that does not, 2 if the script is refused or does not get so far."
+    )
+    check.add_argument("--steps", type=int, default=4, metavar="N", help="how many steps (default: 4)")
+    check.add_argument("--limit", default="5min", metavar="T", help="how long it may take at most (default: 5min)")
+    add_option(check, THREADS)
+    check.add_argument("--json", metavar="FILE", help="write what came of it, for programs")
+    check.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="check a module")
+    check.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
+    check.set_defaults(command=_check, parser=check)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from holdfast.script_check.conduct import Request, check_script
+
+    module = options.module is not None
+    words = list(options.module if module else options.script)
+    if words and words[0] == "--":
+        del words[0]
+    for sentence in misplaced(words, options.parser, module=module):
+        print(f"holdfast: {sentence}", file=sys.stderr)
+    return check_script(
+        Request(
+            words=("-m", *words) if module else tuple(words),
+            steps=options.steps,
+            limit_s=parse_duration("--limit", options.limit),
+            threads=THREADS.default if options.threads is None else THREADS.parse(options.threads),
+            json=Path(options.json) if options.json else None,
+        )
+    )

@@ -1,0 +1,167 @@
+"""What this worker brings to a step, what its peers say they bring, and the mean that comes of it.
+
+Owns the sums, the notes of the view, the way gradients travel in it, and the kept mean of the last step. All of it
+belongs to the thread of the user's loop. `interrupted` is asked while bulk data is stuck; it names who is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import ProtocolError
+from holdfast.membership import messages as m
+from holdfast.membership.codec import encode
+from holdfast.modes.capture import GradientCapture
+from holdfast.net.groups import Gone, Group
+from holdfast.reduce.aggregators import Aggregator
+from holdfast.reduce.arena import Arena
+from holdfast.reduce.layout import Layout
+from holdfast.reduce.paths import check_coverage, make_path, takes_two_rounds
+from holdfast.reduce.reduction import Brought, Kept, Path, all_gathered, bring, mean_metrics, present_in
+from holdfast.reduce.sums import Sums
+
+TENSORS_MAX = 1 << 20
+Shares = tuple[tuple[str, tuple[int, ...]], ...]  # who brings which shards, in rank order
+
+
+@dataclass(frozen=True)
+class Way:
+    """How gradients travel in this run."""
+
+    kind: str  # see core/config.py
+    small: bool  # every member adds everything itself
+    whole: bool  # a step has all its shards
+
+    @property
+    def two_rounds(self) -> bool:
+        return takes_two_rounds(self.kind, small=self.small)
+
+    @property
+    def parities(self) -> int:
+        """Sets of slots: where a peer may still read the sums of the step before, two."""
+        return 2 if self.kind == "host" and self.small else 1
+
+
+class Gradients:
+    """See the module."""
+
+    def __init__(
+        self, me: str, *, arena: Arena, sums: Sums, capture: GradientCapture, way: Way, aggregator: Aggregator
+    ) -> None:
+        self.passed: frozenset[int] = frozenset()  # steps to which nobody brings anything
+        self.sums = sums
+        self.kept: Kept | None = None
+        self.counted: dict[int, Shares] = {}  # of the last step that was reduced here: whose shards were added
+        self.metrics: dict[str, dict[int, float]] = {}  # of my shards of this step: name -> shard -> value
+        self.gathered: dict[int, str] = {}  # of my shards of this step: what their lines gave to step.gather
+        self._me = me
+        self._shards = sums.shards
+        self._aggregator = aggregator
+        self._way = way
+        self._arena = arena
+        self._capture = capture
+        self._layout: Layout | None = None
+        self._path: Path | None = None
+        self._notes: dict[int, dict[str, Brought]] = {}  # step -> member -> what it brings
+
+    @property
+    def shared_arena(self) -> Arena | None:
+        """What members of this host may read."""
+        return None if self._way.kind == "network" else self._arena
+
+    def forget_view(self) -> None:
+        """What was said in one view means nothing in the next."""
+        self._path = None
+        self._notes = {}
+
+    def begin(self, step: int, view: int) -> None:
+        """Shards of this step will be computed, or more of them in another view."""
+        self._layout = self._capture.layout()
+        if self.sums.step != step:
+            self.metrics, self.gathered = {}, {}
+        self._arena.set_stamp(view, step)  # before a slot is touched
+        self.sums.begin(step, self._layout)
+
+    def record(self, metrics: Mapping[str, Mapping[int, float]]) -> None:
+        """The metrics of a shard that counts."""
+        for name, values in metrics.items():
+            self.metrics.setdefault(name, {}).update(values)
+
+    def brings(self) -> tuple[int, ...]:
+        """The shards of this step whose sums are here."""
+        return tuple(shard for node, _ in self.sums.nodes() for shard in range(*node))
+
+    def say_ready(self, group: Group, message: m.Ready, interrupted: Callable[[], str]) -> list[Gone]:
+        """To all, with what I bring; where bulk data follows on the connection, with a mark that it does."""
+        brought = bring(self.sums, self.metrics, dict(self.gathered))
+        self._notes.setdefault(message.step, {})[self._me] = brought
+        path = self._path_in(group, interrupted)
+        marked = {peer: peer in path.bulk for peer in group.connections}
+        data = {bulk: encode(message, brought.encode(bulk=bulk)) for bulk in set(marked.values())}
+        return [gone for peer, bulk in marked.items() if (gone := group.send(peer, data[bulk]))]
+
+    def heard(self, peer: str, message: m.Ready, note: Any) -> None:
+        """ProtocolError if the note makes no sense."""
+        brought = Brought.decode(note, slots=self._arena.slots, tensors=TENSORS_MAX)
+        self._notes.setdefault(message.step, {})[peer] = brought
+
+    def reduce(self, group: Group, effect: m.Reduce, interrupted: Callable[[], str]) -> frozenset[str]:
+        """Add what all have brought. Returns the peers whose connection carried bulk data; BrokenGroup."""
+        layout = self._layout
+        assert layout is not None
+        notes = self._notes.pop(effect.step)
+        path = self._path_in(group, interrupted)
+        count = sum(len(brought) for _, brought in effect.shards)
+        shards = None if self._way.whole else tuple(sorted(one for _, brought in effect.shards for one in brought))
+        if effect.step in self.passed or not count:
+            nothing = torch.zeros(layout.slot_bytes, dtype=torch.uint8)
+            self.kept = Kept(effect.step, layout, nothing, frozenset(), {}, lambda: True, shards, effect.over)
+            return path.bulk
+        assert not self._way.whole or count == self._shards, f"step {effect.step} has the shards {effect.shards}"
+        check_coverage(self.sums.tree, effect.shards, notes)
+        self.counted = {effect.step: effect.shards}
+        memory, is_intact = path.reduce(effect.step, layout, group.view.members, notes)
+        present, metrics, gathered = present_in(layout, notes), mean_metrics(notes), all_gathered(notes)
+        self.kept = Kept(effect.step, layout, memory, present, metrics, is_intact, shards, effect.over, gathered)
+        return path.bulk
+
+    def give(self, group: Group, effect: m.Give, interrupted: Callable[[], str]) -> bool:
+        """Send the mean of the last step to one that lacks it. False: it is no longer whole; BrokenGroup."""
+        kept = self.kept
+        assert kept is not None
+        copy = kept.memory.clone()  # it may lie in a neighbour's memory, which may be used again at any time
+        if kept.step != effect.step or not kept.is_intact():
+            return False
+        group.send(effect.to, encode(m.Result(effect.step), kept.note()))
+        data: memoryview = copy.numpy().data
+        group.exchange([(effect.to, [data])], [], interrupted=interrupted)
+        return True
+
+    def receive(self, group: Group, peer: str, message: m.Result, note: Any, interrupted: Callable[[], str]) -> None:
+        """The mean of a step that others have applied. Not into my result area: it may be theirs to read."""
+        layout = self._capture.layout()
+        memory = torch.empty(layout.slot_bytes, dtype=torch.uint8)
+        data: memoryview = memory.numpy().data
+        kept = Kept.received(message.step, layout, memory, note)
+        known = kept.shards is not None and all(0 <= shard < self._shards for shard in kept.shards)
+        if known is self._way.whole:
+            raise ProtocolError(f"a peer sent a mean of the shards {str(kept.shards)[:40]}")
+        group.exchange([], [(peer, [data])], interrupted=interrupted)
+        self.kept = kept
+
+    def _path_in(self, group: Group, interrupted: Callable[[], str]) -> Path:
+        if self._path is None:
+            self._path = make_path(
+                self._way.kind,
+                group,
+                self._arena,
+                self._shards,
+                small=self._way.small,
+                interrupted=interrupted,
+                aggregator=self._aggregator,
+            )
+        return self._path

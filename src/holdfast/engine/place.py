@@ -1,0 +1,390 @@
+"""Where a worker belongs: its run's ledger, its id, its listener; and what is built there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from holdfast.checkpoint.format.owner import Owner
+from holdfast.checkpoint.host_memory.place import memory_directory
+from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
+from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
+from holdfast.core.config import CHANGEABLE, RunConfig
+from holdfast.core.errors import ConfigError, LedgerUnavailable, NumericsError
+from holdfast.core.options.declaring import option_of
+from holdfast.core.rewinds import Rewinds
+from holdfast.core.words import (
+    KEY_CONFIG,
+    KEY_NUMERICS,
+    KEY_REWINDS,
+    KEY_RUN,
+    KEY_SIZE,
+    KEY_WORKERS,
+    Registration,
+    decode_json,
+    decode_whole,
+    encode_json,
+)
+from holdfast.engine.api.alone import SpokenEvents
+from holdfast.engine.gradients import Gradients, Way
+from holdfast.engine.ledger_feed import LedgerFeed
+from holdfast.engine.lines import Lines
+from holdfast.engine.numerics import check_fingerprint
+from holdfast.engine.optimizer_calls import OptimizerCalls
+from holdfast.engine.pausing import Pauses
+from holdfast.engine.recovery.auditing import Audits, audit_rules
+from holdfast.engine.recovery.catching import MEAN, Catching, MeanDesk, serve_mean
+from holdfast.engine.recovery.rewinding import Rewinding
+from holdfast.engine.spending import HeldUp, Spending
+from holdfast.engine.transfer.checkpointing import Checkpoints, NoCheckpoints, SavingWorker
+from holdfast.engine.transfer.claiming import Claim
+from holdfast.engine.transfer.fetching import SNAPSHOT, Fetcher
+from holdfast.engine.transfer.memory_desk import MEMORY, serve_memory
+from holdfast.engine.transfer.recalling import Recaller
+from holdfast.engine.transfer.snapshot_desk import SnapshotDesk
+from holdfast.engine.transfer.state_transfer import StateTransfer
+from holdfast.engine.worker import Worker
+from holdfast.events import EventLog
+from holdfast.ledger.memory import MemoryLedger
+from holdfast.ledger.port import Ledger
+from holdfast.membership.machine import Machine
+from holdfast.membership.view_rules import Timing
+from holdfast.modes.capture import GradientCapture
+from holdfast.modes.port import Mode
+from holdfast.net.listener import HandedOver, Listener, Purposes, Served
+from holdfast.net.mailbox import Mailbox
+from holdfast.net.meeting import GROUP, Connected
+from holdfast.net.sockets import listens_everywhere, open_tcp, open_unix
+from holdfast.placement.environment import WorkerEnvironment
+from holdfast.placement.ledger import open_ledger
+from holdfast.placement.proc import process_started
+from holdfast.reduce.arena import Arena
+from holdfast.reduce.reduction import SMALL_BYTES
+from holdfast.reduce.sums import Sums
+from holdfast.state.snapshot import Holder
+from holdfast.state.transfer import serve
+from holdfast.trust.keys import Keys, load_keys
+
+LEDGER_WAIT_S = 60.0
+ALONE_LEASE_S = 3600.0
+SNAPSHOT_WAIT_S = 30.0
+ABANDON_MARGIN_S = 60.0
+STATES, FETCHED_BYTES_PER_S = 3, 500e6  # a state has so many times the bytes of a gradient, and comes as fast
+
+
+def path_of(environment: WorkerEnvironment | None) -> str:
+    """How gradients travel. On one host, who listens on TCP does not share memory unless told to."""
+    if environment is None:
+        return "host"
+    if environment.path == "network" or (environment.path == "auto" and environment.listen and not environment.host):
+        return "network"
+    return "hosts" if environment.host else "host"
+
+
+def _timing(config: RunConfig, late_s: float) -> Timing:
+    """Who may still train without the ledger is not given up: see docs/decisions/0006."""
+    timing = Timing(late_s=late_s)
+    return replace(timing, abandon_s=config.outage_s + ABANDON_MARGIN_S) if config.outage_s else timing
+
+
+def _late_s(environment: WorkerEnvironment | None, slot_bytes: int) -> float:
+    """Who is left behind fetches the state when it is back, and the others wait for that: so at least as long."""
+    least_s = environment.late_after_s if environment is not None else 0.0
+    return max(least_s, STATES * slot_bytes / FETCHED_BYTES_PER_S) if least_s else 0.0
+
+
+class Place:
+    """Where this process belongs: its run's ledger, its id, its listener."""
+
+    def __init__(self, environment: WorkerEnvironment | None, mark: str, mode: Mode) -> None:
+        self.environment = environment
+        self.mode = mode
+        self.fingerprint = mark
+        self.rewinds = Rewinds()
+        self.run_id = secrets.token_hex(16)
+        self.mailbox = Mailbox()
+        self.listener: Listener | None = None
+        self.host = (environment.host if environment else "") or socket.gethostname()
+        self.ledger: Ledger
+        self.events: EventLog
+        if environment is None:
+            self.me = "w0.1"
+            self.keys = Keys.from_secret(os.urandom(32))
+            self.lease_s = ALONE_LEASE_S
+            self.ledger = MemoryLedger()
+            self.events = SpokenEvents()
+            return
+        option_of(environment, "path").check(environment.path)
+        self.me = environment.worker
+        self.keys = load_keys(environment.keys) if environment.keys else Keys.from_secret(environment.secret())
+        self.lease_s = environment.lease_s
+        self.ledger = open_ledger(environment.ledger, environment.run, environment.ledger_socket, self.keys.secret)
+        self.events = EventLog(environment.run_dir / "events" / f"{self.me}.jsonl", self.me)
+
+    def _run(self) -> str:
+        return self.environment.run if self.environment is not None else ""
+
+    @property
+    def network(self) -> bool:
+        return path_of(self.environment) == "network"
+
+    def agree(self, config: RunConfig, numerics: str) -> None:
+        """Be of one mind with the run on what decides its bits; the first worker sets it."""
+        deadline = time.monotonic() + LEDGER_WAIT_S
+        if self.environment is None:
+            self.ledger.put(KEY_SIZE, encode_json({"workers": 1}))
+        told = False
+        while True:
+            try:
+                self._agree(config, numerics)
+                break
+            except LedgerUnavailable as error:
+                # etcd comes back; an agent that is gone with its ledger may not, and nobody else would end us then.
+                if time.monotonic() > deadline and not (self.environment and self.environment.ledger):
+                    raise
+                if not told:
+                    self.events.write("ledger_down", reason=error.message)
+                    told = True
+        if told:
+            self.events.write("ledger_up")
+        if self.environment is not None and not self.environment.host:  # of several hosts, not all may be there yet
+            sizes = [decode_whole(entry.value, "workers") or 0 for entry in self.ledger.read(KEY_SIZE).entries]
+            self.mode.check_size(sum(sizes)) if any(sizes) else None
+
+    def _agree(self, config: RunConfig, numerics: str) -> None:
+        if self.ledger.compare_and_set(KEY_CONFIG, config.encode(), expected=0) is None:
+            entry = self.ledger.get(KEY_CONFIG)
+            if entry is not None and not config.check_same(entry.value, may_differ=CHANGEABLE):
+                if self.ledger.read(KEY_WORKERS).entries:
+                    config.check_same(entry.value)
+                elif self.ledger.compare_and_set(KEY_CONFIG, config.encode(), expected=entry.revision) is None:
+                    self._agree(config, numerics)
+                    return
+        if self.ledger.compare_and_set(KEY_RUN, encode_json({"id": self.run_id}), expected=0) is None:
+            known = self.ledger.get(KEY_RUN)
+            self.run_id = str(decode_json(known.value)["id"]) if known is not None else self.run_id
+        record = self.ledger.get(KEY_REWINDS)  # before this worker registers: see rewinding.py
+        self.rewinds = Rewinds.decode(record.value) if record is not None else Rewinds()
+        mark = encode_json({"fingerprint": self.fingerprint, "worker": self.me, "torch": torch.__version__})
+        if self.ledger.compare_and_set(KEY_NUMERICS, mark, expected=0) is None:
+            entry = self.ledger.get(KEY_NUMERICS)
+            if entry is not None:
+                self._compare(entry.value, numerics)
+
+    def _compare(self, value: bytes, numerics: str) -> None:
+        theirs = decode_json(value)
+        try:
+            other = f"{theirs.get('worker')} (torch {theirs.get('torch')})"
+            check_fingerprint(self.fingerprint, str(theirs.get("fingerprint")), other)
+        except NumericsError as error:
+            if numerics == "refuse":
+                raise
+            self.events.write("warning", text=error.message)
+            warnings.warn(str(error), stacklevel=4)
+
+    def build(
+        self,
+        config: RunConfig,
+        capture: GradientCapture,
+        holder: Holder,
+        saving: CheckpointSettings,
+        calls: OptimizerCalls,
+    ) -> Worker:
+        layout = capture.whole_layout()
+        way = Way(config.path, layout.slot_bytes <= SMALL_BYTES, self.mode.rules().whole)
+        arena = Arena.create(config.shards * way.parities, layout.slot_bytes)
+        desk, means = SnapshotDesk(), MeanDesk()
+        feed = self._feed(config, *self._listen(arena, desk, means))
+        rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None)
+        inner = self._checkpoints(config, holder, saving, feed, rewinding)
+        saves = isinstance(inner, Checkpoints)
+        machine = self._machine(config, capture, holder, two_rounds=way.two_rounds, saves=saves)
+        machine.audits.earlier = self.rewinds.records
+        aggregator = self.mode.aggregator()
+        sums = Sums(arena, config.shards, parities=way.parities, by_shard=aggregator.by_shard)
+        gradients = Gradients(self.me, arena=arena, sums=sums, capture=capture, way=way, aggregator=aggregator)
+        gradients.passed = rewinding.passed
+        spending = Spending(self.events)
+        checkpoints = HeldUp(inner, spending)
+        fetcher = Fetcher(self.me, self.host, self.keys, holder, gradient_bytes=arena.slot_bytes)
+        worker = Worker(
+            machine,
+            Lines(
+                host=self.host,
+                keys=self.keys,
+                mailbox=self.mailbox,
+                feed=feed,
+                events=self.events,
+                spending=spending,
+            ),
+            gradients=gradients,
+            transfer=StateTransfer(
+                capture, holder, desk=desk, fetcher=fetcher, checkpoints=checkpoints, events=self.events
+            ),
+            catching=self._catching(means, gradients, capture, checkpoints),
+            pauses=Pauses(feed, self.events, run=self._run(), outage_s=config.outage_s),
+            attendance=self.mode.attendance(),
+            rewinding=rewinding,
+            audits=self._audits(config, machine, holder, feed, calls),
+        )
+        feed.start()
+        return worker
+
+    def _feed(self, config: RunConfig, address: str, local: str) -> LedgerFeed:
+        registration = Registration(
+            id=self.me,
+            host=self.host,
+            pid=os.getpid(),
+            pid_started=process_started(os.getpid()) or 0,
+            address=address,
+            fingerprint=self.fingerprint,
+            local=local,
+        )
+        lease_s, outage_s = self.lease_s, config.outage_s
+        return LedgerFeed(self.ledger, registration, self.mailbox, self.events, lease_s=lease_s, outage_s=outage_s)
+
+    def _audits(
+        self, config: RunConfig, machine: Machine, holder: Holder, feed: LedgerFeed, calls: OptimizerCalls
+    ) -> Audits:
+        return Audits(
+            machine.audits,
+            me=self.me,
+            holder=holder,
+            events=self.events,
+            feed=feed,
+            calls=calls,
+            doubts=config.non_finite != "ignore",
+        )
+
+    def _catching(
+        self, means: MeanDesk, gradients: Gradients, capture: GradientCapture, checkpoints: NoCheckpoints
+    ) -> Catching:
+        return Catching(
+            self.me,
+            self.host,
+            self.keys,
+            desk=means,
+            gradients=gradients,
+            capture=capture,
+            events=self.events,
+            checkpoints=checkpoints,
+        )
+
+    def _machine(
+        self, config: RunConfig, capture: GradientCapture, holder: Holder, *, two_rounds: bool, saves: bool
+    ) -> Machine:
+        rules = self.mode.rules()
+        # Whoever is left behind is one whose shards the others compute: only where a step must have them.
+        late_s = _late_s(self.environment, capture.whole_layout().slot_bytes) if rules.whole else 0.0
+        return Machine(
+            self.me,
+            shards=config.shards,
+            digest=holder.capture(0).digest(),
+            two_rounds=two_rounds,
+            checkpoints=saves,
+            timing=_timing(config, late_s),
+            rules=audit_rules(config, capture.parameters),
+            step_rules=rules,
+        )
+
+    def _memory_root(self) -> Path | None:
+        environment = self.environment
+        return memory_directory(environment.run_dir, self.keys.secret) if environment is not None else None
+
+    def _checkpoints(
+        self, config: RunConfig, holder: Holder, saving: CheckpointSettings, feed: LedgerFeed, rewinding: Rewinding
+    ) -> NoCheckpoints:
+        """In storage, in hosts' memory, or both. A run of one keeps nothing in memory: it has no host to itself."""
+        environment, root = self.environment, self._memory_root()
+        memory, recaller = None, None
+        if saving.memory and environment is not None and root is not None:
+            memory = HostMemory(
+                root,
+                parse_memory(saving.memory),
+                run_directory=environment.run_dir,
+                warn=lambda text: self.events.write("warning", text=text),
+            )
+            rewinding.forget_memory(root)
+            recaller = Recaller(root, me=self.me, host=self.host, keys=self.keys, who=feed.who)
+        if not saving.uri and memory is None:
+            return NoCheckpoints()
+        return Checkpoints(
+            saving,
+            config,
+            holder,
+            SavingWorker(
+                id=self.me,
+                run=self._run(),
+                run_dir=environment.run_dir if environment else None,
+                memory=memory,
+                recaller=recaller,
+            ),
+            feed=feed,
+            events=self.events,
+            rewinding=rewinding,
+            claim=Claim(self._owner()),
+        )
+
+    def _owner(self) -> Owner:
+        """What this run says of itself in its place for checkpoints."""
+        environment = self.environment
+        about = {"id": self.run_id, "host": socket.gethostname(), "created_s": round(time.time(), 3)}
+        if environment is not None:
+            return Owner(run=environment.run, directory=str(environment.run_dir), **about)  # type: ignore[arg-type]
+        pid = os.getpid()
+        return Owner(run="", pid=pid, pid_started=process_started(pid) or 0, **about)  # type: ignore[arg-type]
+
+    def _open(self) -> tuple[list[socket.socket], str, str]:
+        """The sockets that we listen on, the address for workers of other hosts, and the one for those of this."""
+        environment = self.environment
+        assert environment is not None
+        path, listen = self._socket_path(environment), environment.listen
+        if not environment.host and not listen and not self.network:
+            server, address = open_unix(path)
+            return [server], address, ""
+        if environment.host and not environment.advertise and listens_everywhere(listen):
+            raise ConfigError(
+                f"--listen {listen} is no address that other hosts can dial", hint="add --advertise with one that is"
+            )
+        server, address = open_tcp(listen or "127.0.0.1", environment.advertise)
+        if not environment.host:
+            return [server], address, ""
+        near, local = open_unix(path)
+        return [server, near], address, local
+
+    def _socket_path(self, environment: WorkerEnvironment) -> Path:
+        """Without the host's name, which the directory's owner knows: such a path has 107 bytes at most."""
+        return environment.socket_dir / f"{self.me.partition('@')[0]}.sock"
+
+    def _listen(self, arena: Arena, desk: SnapshotDesk, means: MeanDesk) -> tuple[str, str]:
+        if self.environment is None:
+            return "none:", ""
+        servers, address, local = self._open()
+        root = self._memory_root()
+
+        def on_snapshot(view: int, sock: socket.socket) -> None:
+            snapshot = desk.wait_for(view, SNAPSHOT_WAIT_S)
+            if snapshot is not None:
+                serve(sock, snapshot)
+
+        purposes: Purposes = {
+            GROUP: HandedOver(lambda view, connection: self.mailbox.put(Connected(view, connection))),
+            SNAPSHOT: Served(on_snapshot),
+            MEAN: Served(lambda step, sock: serve_mean(sock, means, step)),
+            MEMORY: Served(lambda _, sock: serve_memory(sock, root) if root is not None else None),
+        }
+        self.listener = Listener(servers, self.keys, self.me, purposes, memory=arena)
+        return address, local
+
+    def close(self) -> None:
+        if self.listener is not None:
+            self.listener.close()
+        if self.environment is not None:
+            self._socket_path(self.environment).unlink(missing_ok=True)

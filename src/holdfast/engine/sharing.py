@@ -1,0 +1,96 @@
+"""What members tell each other in a script's lines outside the shards: results of an evaluation, a recorded value.
+
+Owns what was said and heard, by place in the script: (the first step not applied, whether its mean is being applied,
+loops passed, the how-manieth call there). All workers run the same script, so they come to the same places in the same
+order; who is heard of at a later place, or whose shards of a later step are done, will not come to this one any more.
+
+What was said in the last places is said again in every new view: who was left behind in one of them, and is level with
+the others only then, comes to that place when they have left it. Belongs to the thread of the user's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from holdfast.membership.codec import encode
+from holdfast.membership.machine import Machine
+from holdfast.membership.messages import Place, Shared
+from holdfast.net.groups import Gone, Group
+
+FRAME_ITEMS_MAX = 4096
+ITEMS_MAX = 1 << 20  # of one member at one place
+PLACES_MAX = 64  # of one member
+LAST = 1 << 30  # the number of a call that is not counted: whether it is made is what is asked
+
+
+class Sharing:
+    """See the module."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._said: dict[Place, dict[str, Any]] = {}
+        self._heard: dict[str, dict[Place, dict[str, Any]]] = {}
+
+    def say(self, place: Place, items: Mapping[str, Any], group: Group | None) -> list[Gone]:
+        """To all members, in their order: if the first one is lost meanwhile, the next of them has heard it, if any."""
+        self.remember(place, items)
+        if group is None:
+            return []
+        peers = [one for one in group.view.members if one in group.connections]
+        sent = (group.send(peer, frame) for frame in _frames(place, items) for peer in peers)
+        return [gone for gone in sent if gone is not None]
+
+    def remember(self, place: Place, items: Mapping[str, Any]) -> None:
+        """For those who come to this place later, in another view."""
+        for old in [one for one in self._said if one[0] < place[0] - 1]:
+            del self._said[old]
+        self._said.setdefault(place, {}).update(items)
+
+    def say_again(self, group: Group) -> None:
+        """A view begins: what its members may still lack."""
+        for place, items in self._said.items():
+            for frame in _frames(place, items):
+                group.broadcast(frame, keep=True)
+
+    def heard(self, peer: str, message: Shared) -> None:
+        places = self._heard.setdefault(peer, {})
+        items = places.setdefault(message.place, {})
+        if len(items) < ITEMS_MAX:
+            items.update(message.items)
+        for old in sorted(places)[:-PLACES_MAX]:
+            del places[old]
+
+    def forget_before(self, step: int) -> None:
+        for places in self._heard.values():
+            for old in [one for one in places if one[0] < step - 1]:
+                del places[old]
+
+    def at(self, place: Place) -> dict[str, dict[str, Any]]:
+        """Who has said what there."""
+        return {peer: places[place] for peer, places in self._heard.items() if place in places}
+
+    def others(self) -> list[str]:
+        """The other members of the view that are still there, in their order."""
+        view, machine = self._machine.view, self._machine
+        members = view.members if view is not None else ()
+        return [one for one in members if one != machine.me and machine.is_here(one)]
+
+    def has_passed(self, peer: str, place: Place, *, calls: int | None = None) -> bool:
+        """That one has come further than this place, and so will not come to it.
+
+        `calls`: of a place that is not counted, how many calls I have made there before.
+        """
+        if self._machine.has_gone_on(peer, place[0] + place[1]):
+            return True
+        number = place[3] if calls is None else calls - 1
+        for other in self._heard.get(peer, ()):
+            if other[:3] > place[:3] or (other[:3] == place[:3] and number < other[3] != LAST):
+                return True
+        return False
+
+
+def _frames(place: Place, items: Mapping[str, Any]) -> Iterator[bytes]:
+    pairs = list(items.items())
+    for start in range(0, max(1, len(pairs)), FRAME_ITEMS_MAX):
+        yield encode(Shared(place, tuple(pairs[start : start + FRAME_ITEMS_MAX])))

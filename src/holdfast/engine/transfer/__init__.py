@@ -1,0 +1,1 @@
+"""How the training's state comes to a worker, goes to joiners, and is saved."""

@@ -1,1 +1,0 @@
-"""The agent: starts, watches and replaces the workers of a host, and serves them the embedded ledger."""

@@ -1,0 +1,208 @@
+"""The exact mode's hold on a model: what a shard leaves behind is collected, what a step decides is put back.
+
+Owns the gradients and buffers of the user's model between the user's lines. Around each shard: buffers start from
+the step's first values, gradients from nothing. After the reduction: `.grad` is the mean over all shards, a copy that
+the user may clip or zero, and buffers are the mean of what the shards made of them.
+"""
+
+from __future__ import annotations
+
+import cmath
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+
+from holdfast.core.errors import ConfigError
+from holdfast.data.alignment import Moved, align_tensor
+from holdfast.modes.buffers import Buffers
+from holdfast.modes.watching import BackwardWatch, ParameterWatch
+from holdfast.reduce.layout import Layout, Section
+from holdfast.reduce.reduction import Kept
+from holdfast.state.naming import named_parameters
+
+
+class Collector(Protocol):
+    """Where a shard's tensors go: into the sums, or to whoever compares them."""
+
+    def add(self, shard: int, tensors: Sequence[torch.Tensor | None], present: Iterable[int]) -> None: ...
+
+
+class Nowhere:
+    """For a shard that came too late: nobody waited for it."""
+
+    def add(self, shard: int, tensors: Sequence[torch.Tensor | None], present: Iterable[int]) -> None:
+        pass
+
+
+NOWHERE = Nowhere()
+
+
+class GradientCapture:
+    """Collects and loads. Belongs to the thread that runs the user's loop."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.parameters = list(model.parameters())  # a shared parameter once
+        self._names = {id(parameter): name for name, parameter in named_parameters(model).items()}
+        _check(self.parameters)
+        moved: Moved = {}
+        for parameter in self.parameters:
+            align_tensor(parameter, moved)  # made from an array, it lies elsewhere in every process
+        self.buffers = Buffers(model)
+        self._parameter_watch = ParameterWatch(self.parameters, self._name_of)
+        self.backward_watch = BackwardWatch()
+        self._layouts: dict[tuple[bool, ...], tuple[Layout, list[int]]] = {}
+        self._trained: list[torch.nn.Parameter] = []
+        self._frozen: list[torch.nn.Parameter] = []
+        self._layout: Layout | None = None
+        self._loaded: tuple[int, Layout, list[torch.Tensor]] | None = None
+        self._ends: tuple[Layout, list[tuple[int, int]]] | None = None  # of the gradients in each section
+        self.has_gradients = False  # of the step that was loaded last
+
+    def whole_layout(self) -> Layout:
+        """With every parameter trained: the most room a slot can need."""
+        return Layout([*self.parameters, *self.buffers.sums_like])
+
+    def layout(self) -> Layout:
+        """For the parameters that are trained now. The same for all workers, whose scripts do the same."""
+        flags = tuple([parameter.requires_grad for parameter in self.parameters])
+        found = self._layouts.get(flags)
+        if found is None:
+            trained = [index for index, flag in enumerate(flags) if flag]
+            tensors = [self.parameters[index] for index in trained]
+            found = self._layouts[flags] = (Layout([*tensors, *self.buffers.sums_like]), trained)
+        self._layout, trained = found
+        self._trained = [self.parameters[index] for index in trained]
+        self._frozen = [parameter for parameter, flag in zip(self.parameters, flags, strict=True) if not flag]
+        return self._layout
+
+    def before_shard(self) -> None:
+        # Around both loops, autocast keeps its casts of the weights: of which step and shard, depends on the worker.
+        torch.clear_autocast_cache()
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.buffers.start_again()
+        self.backward_watch.disarm()
+        self._parameter_watch.before_shard()
+
+    def after_shard(self, shard: int, sums: Collector, weight: float = 1.0) -> None:
+        """`weight`: what its gradients count for, where shards have unequal numbers of samples."""
+        self._parameter_watch.after_shard()
+        with torch.no_grad():
+            tensors: list[torch.Tensor | None] = [parameter.grad for parameter in self._trained]
+            present = [index for index, tensor in enumerate(tensors) if tensor is not None]
+            if len(present) < len(tensors) or self._frozen:
+                self._check_gradients()
+            if weight != 1.0:
+                tensors = [None if tensor is None else tensor * weight for tensor in tensors]
+            first = len(tensors)
+            buffers, changed = self.buffers.collect()
+            sums.add(shard, [*tensors, *buffers], [*present, *(first + number for number in changed)])
+
+    def _check_gradients(self) -> None:
+        if any(parameter.grad is not None for parameter in self._frozen):
+            raise ConfigError(
+                "a parameter that was frozen when the step began has a gradient",
+                hint="set requires_grad before `for batch in step:`, so that all shards train the same parameters",
+            )
+        if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in self._trained):
+            raise ConfigError(
+                "a gradient is sparse, and sparse gradients cannot be summed in a fixed order",
+                hint="build the embedding with sparse=False",
+            )
+
+    def load(self, kept: Kept) -> None:
+        """Put the mean of a step where the user's lines expect it."""
+        views = self._views(kept)
+        with torch.no_grad():
+            grads: list[torch.Tensor] = []
+            means: list[torch.Tensor] = []
+            for parameter in self._frozen:
+                parameter.grad = None  # of a step before it was frozen, on a worker that has no shards in this one
+            for index, parameter in enumerate(self._trained):
+                if index not in kept.present:
+                    parameter.grad = None
+                    continue
+                grad = parameter.grad
+                if grad is None or grad.stride() != parameter.stride():
+                    # A hook may have given it other strides here, and a worker without shards has none of them.
+                    grad = parameter.grad = torch.empty_like(parameter)
+                elif grad.requires_grad:
+                    grad = parameter.grad = grad.detach()
+                grads.append(grad)
+                means.append(views[index])
+            if grads:
+                torch._foreach_copy_(grads, means)
+            self.has_gradients = bool(grads)
+            self.buffers.load(views[len(self._trained) :], self._buffers_in(kept))
+        torch.clear_autocast_cache()
+        self.backward_watch.arm(self._trained)
+
+    def skip(self) -> None:
+        """After `load`: as if the step had brought nothing."""
+        self.clear_gradients()
+        self.buffers.skip()
+
+    def clear_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.has_gradients = False
+
+    def first_non_finite(self, kept: Kept) -> str:
+        """What is not finite in the step's mean, in words; empty: all is.
+
+        One pass at the speed of memory: a sum with an infinity or a NaN in it is one. A sum that is too large for its
+        dtype is one, too, and then every tensor is looked at.
+        """
+        sections = kept.layout.sections
+        if self._ends is None or self._ends[0] is not kept.layout:
+            self._ends = (kept.layout, [_gradients_in(section, len(self._trained)) for section in sections])
+        vectors = kept.layout.vectors(kept.memory)
+        buffers = False
+        for section, vector, (count, end) in zip(sections, vectors, self._ends[1], strict=True):
+            buffers = buffers or not _has_finite_sum(vector[end:])
+            if _has_finite_sum(vector[:end]):
+                continue
+            views = self._views(kept)
+            for index in section.entries[:count]:
+                if not torch.isfinite(views[index]).all():
+                    return f"the gradient of {self._names[id(self._trained[index])]!r}"
+        name = self.buffers.first_non_finite(self._buffers_in(kept)) if buffers else ""
+        return f"the buffer {name!r}" if name else ""
+
+    def _buffers_in(self, kept: Kept) -> list[int]:
+        first = len(self._trained)
+        return [index - first for index in sorted(kept.present) if index >= first]
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        return self._names[id(parameter)]
+
+    def _views(self, kept: Kept) -> list[torch.Tensor]:
+        key = kept.memory.data_ptr()
+        if self._loaded is None or self._loaded[0] != key or self._loaded[1] is not kept.layout:
+            self._loaded = (key, kept.layout, kept.layout.views(kept.memory))
+        return self._loaded[2]
+
+
+def _gradients_in(section: Section, trained: int) -> tuple[int, int]:
+    """How many of a section's tensors are gradients, and where they end: buffers come after them."""
+    count = sum(index < trained for index in section.entries)
+    return count, section.starts[count] if count < len(section.starts) else section.elements
+
+
+def _has_finite_sum(vector: torch.Tensor) -> bool:
+    if not vector.numel():
+        return True
+    narrow = vector.dtype in (torch.float16, torch.bfloat16)
+    return cmath.isfinite(vector.sum(dtype=torch.float32 if narrow else None).item())
+
+
+def _check(parameters: list[torch.nn.Parameter]) -> None:
+    if not parameters:
+        raise ConfigError("the model has no parameters", hint="pass the module that the optimizer trains")
+    for parameter in parameters:
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise ConfigError(
+                "the model has lazy parameters that have no shape yet",
+                hint="run one forward pass before holdfast.join",
+            )

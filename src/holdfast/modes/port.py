@@ -1,0 +1,191 @@
+"""What a mode is: the port between the step engine and the ways to train.
+
+A mode answers five questions, and nothing outside `modes/` asks which mode it is:
+
+    rules        what a step consists of, for the machine (pure: membership/step_rules.py)
+    data         which samples the shards of a step hold, and where the run is in its data
+    capture      how a shard's gradients and buffers are taken from the model, and the step's put back
+    aggregator   what becomes of the gradients of all shards (reduce/aggregators.py); the mean, if nothing is said
+    attendance   what the loop of a worker that is late does; it is waited for, if nothing is said
+
+Everything here but the rules belongs to the thread of the user's loop. `docs/how-to/add-a-mode.md` builds one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+from holdfast.core.config import RunConfig
+from holdfast.data.shards import ShardPlan
+from holdfast.membership import messages as m
+from holdfast.membership.machine import Machine
+from holdfast.membership.step_rules import StepRules
+from holdfast.modes.capture import GradientCapture
+from holdfast.reduce.aggregators import Aggregator, Mean
+from holdfast.reduce.reduction import Kept
+
+Place = tuple[int, int]  # (step, shard) of the ShardPlan: which samples, and the random state that they start from
+
+
+class DataPlan(ABC):
+    """Which samples the shards of a step hold. What it knows of where the run is travels with the run's state."""
+
+    @abstractmethod
+    def place(self, step: int, shard: int) -> Place | None:
+        """Where the ShardPlan has this shard's samples; None: the step has no such shard."""
+
+    @abstractmethod
+    def epoch(self, step: int) -> int:
+        """Steps and epochs count from 0."""
+
+    @abstractmethod
+    def ends_epoch(self, step: int, shards: Sequence[int] | None = None) -> bool:
+        """Whether an epoch is over after this step. `shards`: those that its mean is over, once that is known."""
+
+    @abstractmethod
+    def samples(self, step: int, shards: Sequence[int] | None) -> int:
+        """How many the step's mean is over. `shards`: those of it; None: all."""
+
+    @abstractmethod
+    def first_step(self, epoch: int) -> int | None:
+        """Of an epoch; None: that is not known beforehand."""
+
+    @abstractmethod
+    def upcoming(
+        self, step: int, now: Sequence[int], later: Sequence[int], *, room: int, until: int, passed: Collection[int]
+    ) -> Iterator[Place]:
+        """What a worker will need if nothing happens: these shards of this step, and those of each later one.
+
+        `room`: the shards of a step in this view; `until`: the step at which the loop ends; `passed`: steps without
+        shards.
+        """
+
+    def begin(self, step: int) -> None:
+        """This step is the next. A state that says nothing of the data, such as an imported one, says at least that."""
+
+    def steps_left(self, step: int, epochs: int) -> int:
+        """Until so many epochs are over, as far as is known; 0: they are. Asked where first_step does not know."""
+        raise NotImplementedError
+
+    def applied(self, shards: Sequence[int] | None) -> None:
+        """The step is applied, and its mean was over these shards; None: over all."""
+
+    def state(self) -> dict[str, Any]:
+        """What belongs into a snapshot, under names of its own."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """From a snapshot, which may say nothing of it."""
+
+
+class Runtime(Protocol):
+    """The worker, as an attendance drives it while the training thread is away."""
+
+    machine: Machine
+
+    @property
+    def kept(self) -> Kept | None: ...
+
+    @property
+    def is_ending(self) -> bool: ...
+
+    def drain(self) -> None:
+        """Let the machine handle what has come."""
+
+    def wait(self) -> None:
+        """For something to come, for a moment."""
+
+    def wake(self) -> None:
+        """End such a wait, from another thread."""
+
+    def begin_step(self, step: int) -> None:
+        """Shards of this step may be brought from now on."""
+
+    def computed(self, step: int, durations_s: Sequence[float]) -> None:
+        """What is there of this step's shards is all that this worker brings."""
+
+    def tell(self, event: m.Event) -> None: ...
+
+    def drop_directive(self) -> None:
+        """What the machine wants of the training thread is done in its place."""
+
+    def end(self, end: m.End) -> None:
+        """The worker leaves as soon as the training thread is back."""
+
+    def note_pace(self, durations_s: Sequence[float]) -> None: ...
+
+
+class Attendance:
+    """What the loop asks about lateness. With this one nobody goes on without this worker."""
+
+    in_step = True  # all members apply a step before any of them comes to the end of the next
+
+    def attach(self, runtime: Runtime) -> None:
+        """Once, before the first step."""
+
+    def away(self, step: int) -> AbstractContextManager[None]:
+        """While the user's lines compute a shard of this step."""
+        return nullcontext()
+
+    def has_closed(self, step: int) -> bool:
+        """Whether what is still computed of it comes too late."""
+        return False
+
+    def too_late(self, durations_s: Sequence[float]) -> None:
+        """The shards of a closed step took so long each."""
+
+    def due(self) -> m.Compute | None:
+        """The step that the user's loop is to begin next, if it was closed already."""
+        return None
+
+    def missed(self, step: int) -> Kept | None:
+        """The mean of a step that was committed while the loop was away."""
+        return None
+
+    def given(self, directive: m.Compute | m.Commit) -> None:
+        """The machine has told the loop what to do next."""
+
+    def begins(self, capture: GradientCapture) -> None:
+        """The user's loop begins with the shards of a step."""
+
+    def knows_of(self, applied: int) -> bool:
+        """The user's loop has applied this step. Whether the machine was told so before."""
+        return False
+
+    def close(self) -> None:
+        """The worker leaves."""
+
+
+class Mode(ABC):
+    """A way to train, as `holdfast.join(mode=...)` takes it. What it is made with must be the same on all workers."""
+
+    def words(self) -> str:
+        """As the run's settings have it: all workers must say the same. Its class, and what it was made with."""
+        given = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(self).items()) if value is not None)
+        return f"{type(self).__name__}({given})"
+
+    def check(self, config: RunConfig, plan: ShardPlan) -> None:
+        """ConfigError if these settings and this data cannot be trained with in this mode."""
+
+    def check_size(self, workers: int) -> None:
+        """ConfigError if the run has too few workers for it."""
+
+    @abstractmethod
+    def rules(self) -> StepRules: ...
+
+    @abstractmethod
+    def data(self, plan: ShardPlan) -> DataPlan: ...
+
+    def capture(self, model: torch.nn.Module) -> GradientCapture:
+        return GradientCapture(model)
+
+    def aggregator(self) -> Aggregator:
+        return Mean()
+
+    def attendance(self) -> Attendance:
+        return Attendance()

@@ -1,0 +1,1 @@
+"""Everything between two processes: addresses, sockets, proof, frames, greetings, acceptor, dialling, groups, bytes."""

@@ -1,1 +1,0 @@
-"""What holdfast.join builds: the one place where ledger, membership, reduction, state and data are wired together."""
