@@ -134,6 +134,19 @@ def test_members_that_added_up_different_shards() -> None:
     assert "different shards" in broken(apart)["every sample once"]
 
 
+def test_who_is_left_behind_may_finish_the_step_with_the_members_of_its_old_view() -> None:
+    """It had heard from all, and they not from it: the same bits on both sides, each shard once on either."""
+    others = (("w0.1", (0, 1, 2, 3)),)
+    went_on = changed(
+        lambda one: replace(one, view=2, counted=others) if one.step == 4 and one.worker == "w0.1" else one
+    )
+    assert "every sample once" not in broken(went_on)
+    lost = changed(
+        lambda one: replace(one, view=2, counted=(("w0.1", (0, 1)),)) if one.step == 4 and one.worker == "w0.1" else one
+    )
+    assert "shards [0, 1] were added up" in broken(lost)["every sample once"]
+
+
 def test_samples_that_come_twice_in_an_epoch() -> None:
     found = check(outcome(), outcome(), [kill()], lambda step, shard: [0, 1])
     assert any("sample 0 was used" in verdict.text for verdict in found if verdict.held is False)

@@ -16,6 +16,7 @@ from holdfast.drills.schedule import Done
 from holdfast.drills.suspicion import sentence, who_came_before
 from holdfast.drills.trace import Entry, Trace
 
+Counted = tuple[tuple[str, tuple[int, ...]], ...]  # of each member, the shards that were added up
 SAMPLES_MAX = 5_000_000  # counted one by one; of more, the shards are
 NAMED_MAX = 3
 SETTLE_S = 1.0  # after the ledger is gone; what was on its way may still count
@@ -235,18 +236,22 @@ def _samples(faulty: Outcome, indices: Callable[[int, int], list[int]] | None) -
     """Of each step, whose shards were added up; and which samples those are."""
     name = "every sample once"
     shards = int(faulty.trace.plan.get("shards", 0))
-    counted: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = {}
+    counted: dict[int, dict[int, Counted]] = {}  # by step, by view
     since = faulty.went_back_at
     for entry in sorted(faulty.trace.entries, key=lambda entry: (entry.at <= since, entry.at)):
-        if entry.counted and counted.setdefault(entry.step, entry.counted) != entry.counted and entry.at > since:
+        if not entry.counted or (entry.at <= since and entry.step in counted):
+            continue
+        # Who is left behind may finish a step in its old view, and the others finish it in the next one.
+        if counted.setdefault(entry.step, {}).setdefault(entry.view, entry.counted) != entry.counted:
             return Verdict(name, False, f"of step {entry.step} workers added up different shards")
     for step in sorted(faulty.history()):
-        added = sorted(shard for _, of_member in counted.get(step, ()) for shard in of_member)
-        if added != list(range(shards)):
-            known = f"shards {added} were added up, not each of 0 to {shards - 1} once"
-            return Verdict(
-                name, False, f"of step {step} {known if step in counted else 'nobody says what was added up'}"
-            )
+        if step not in counted:
+            return Verdict(name, False, f"of step {step} nobody says what was added up")
+        for of_view in counted[step].values():
+            added = sorted(shard for _, of_member in of_view for shard in of_member)
+            if added != list(range(shards)):
+                known = f"shards {added} were added up, not each of 0 to {shards - 1} once"
+                return Verdict(name, False, f"of step {step} {known}")
     text = f"each of the {shards} shards of each step was added up once"
     plan = faulty.trace.plan
     if plan.get("sampler"):

@@ -253,12 +253,13 @@ class StepEngine:
         self._capture.buffers.rebase()
         optimizers, present = self._worker.audits.calls, self._capture.has_gradients
         calls = optimizers.applied(step.number)
+        view = self._worker.machine.view  # that of this step: what follows may enter the next
         self._misuse.applied(step.number, calls, has_gradients=present, stray=optimizers.stray)
         self._worker.applied(step.number, save=self.wishes is not None and self.wishes.takes_save())
         self._reporter.applied(step.number + 1, self.until, step.metrics, step.samples)
         if self.watcher is not None:
-            view, counted = self._worker.machine.view, self._worker.gradients.counted
-            self.watcher(step.number, view.number if view else 0, counted.get(step.number, ()))
+            counted = self._worker.gradients.counted.get(step.number, ())
+            self.watcher(step.number, view.number if view else 0, counted)
 
     def close(self) -> None:
         """No further steps. Loader processes end."""
