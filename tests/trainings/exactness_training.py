@@ -93,10 +93,10 @@ def main() -> None:
         model,
         optimizer,
         Noisy(),
-        batch=4 * args.shards,
+        batch_size=4 * args.shards,
         shards=args.shards,
         seed=3,
-        loader_workers=args.loaders,
+        num_workers=args.loaders,
         extras={"scheduler": scheduler},
     )
 

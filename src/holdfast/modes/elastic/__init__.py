@@ -38,7 +38,7 @@ class Elastic(Mode):
             what = "a batch_sampler" if plan.sampling.batches else "a function of the epoch as sampler"
             raise ConfigError(
                 f"in elastic mode every epoch has the same number of equal shards, and {what} does not say so",
-                hint="give a sampler with a length, and batch=...; or leave out mode=holdfast.Elastic()",
+                hint="give a sampler with a length, and batch_size=...; or leave out mode=holdfast.Elastic()",
             )
 
     def check_size(self, workers: int) -> None:
