@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import holdfast
 from holdfast.core.config import CHANGEABLE, RunConfig
 from holdfast.core.errors import ConfigError, DivergedError
+from holdfast.core.words import encode_json
 from holdfast.modes.capture import GradientCapture
 from holdfast.modes.diverging import IN_A_ROW_MAX, JUDGED_FROM, REMEMBERED, Losses, not_finite
 
@@ -259,3 +260,6 @@ def test_what_to_do_may_change_between_two_starts_and_nothing_else() -> None:
         other.check_same(one.encode())
     with pytest.raises(ConfigError, match="batch_size=16"):
         RunConfig(batch_size=16, shards=2, length=80, parameters=3).check_same(one.encode(), may_differ=CHANGEABLE)
+    older = encode_json({"batch": 8, "last": "drop", "shards": 2, "length": 80, "parameters": 3})
+    with pytest.raises(ConfigError, match="do not say its batch_size: another version of Holdfast began it"):
+        one.check_same(older)

@@ -94,6 +94,7 @@ def main() -> None:
         optimizer,
         Noisy(),
         batch_size=4 * args.shards,
+        drop_last=True,
         shards=args.shards,
         seed=3,
         num_workers=args.loaders,

@@ -1,8 +1,8 @@
 """The elastic mode: a step takes what the workers bring that are there, and the batch follows them.
 
-With a quorum, a step waits for so many workers with shards and not for those that are late. `batch` is that of a run
-at full size. Every sample of an epoch is used once, and all workers have the same bits; which bits depends on who was
-there in which step.
+With a quorum, a step waits for so many workers with shards and not for those that are late. `batch_size` is that of a
+run at full size. Every sample of an epoch is used once, and all workers have the same bits; which bits depends on who
+was there in which step.
 """
 
 from __future__ import annotations
