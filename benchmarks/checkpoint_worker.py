@@ -120,7 +120,9 @@ def ours(args: argparse.Namespace, account: Account) -> None:
 
     work = Work(args)
     batch = args.rows * args.workers
-    run = holdfast.join(work.model, work.optimizer, work.dataset, batch=batch, shards=args.workers, seed=SEED)
+    run = holdfast.join(
+        work.model, work.optimizer, work.dataset, batch_size=batch, drop_last=True, shards=args.workers, seed=SEED
+    )
     for step in run.steps(args.steps):
         for x, y in step:
             work.shard(x, y)

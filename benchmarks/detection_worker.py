@@ -54,7 +54,7 @@ def main() -> None:
     workload = WORKLOADS["1m"]
     model = workload.model()
     optimizer = workload.optimizer(model)
-    run = holdfast.join(model, optimizer, workload.dataset(), batch=workload.batch, shards=args.shards, seed=SEED)
+    run = holdfast.join(model, optimizer, workload.dataset(), batch_size=workload.batch, shards=args.shards, seed=SEED)
     with (args.out / f"{me}.commits").open("ab", buffering=0) as commits:
         for step in run.steps(ENDLESS):
             shards, compute_s = 0, 0.0

@@ -68,7 +68,9 @@ def main() -> None:
     watch.watch(EventLog, "write")
     for name in (*ACCOUNT, "tell"):
         watch.watch(Spending, name)
-    run = holdfast.join(model, workload.optimizer(model), workload.dataset(), batch=workload.batch, shards=4, seed=SEED)
+    run = holdfast.join(
+        model, workload.optimizer(model), workload.dataset(), batch_size=workload.batch, shards=4, seed=SEED
+    )
     began = first = 0.0
     for step in run.steps(1_000_000):
         for x, y in step:

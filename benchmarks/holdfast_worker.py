@@ -34,8 +34,7 @@ def main() -> None:
 
     model = workload.model()
     optimizer = workload.optimizer(model)
-    run = holdfast.join(model, optimizer, dataset, batch=workload.batch, shards=args.workers, seed=SEED)
-    optimizer = run.optimizer
+    run = holdfast.join(model, optimizer, dataset, batch_size=workload.batch, shards=args.workers, seed=SEED)
     for step in run.steps(warmup + steps):
         for x, y in step:
             loss = F.cross_entropy(model(x), y)

@@ -34,8 +34,7 @@ def main() -> None:
     workload = WORKLOADS[args.workload]
     model = workload.model()
     optimizer = workload.optimizer(model) if args.optimizer == "sgd" else torch.optim.Adam(model.parameters())
-    run = holdfast.join(model, optimizer, workload.dataset(), batch=workload.batch, shards=args.shards, seed=SEED)
-    optimizer = run.optimizer
+    run = holdfast.join(model, optimizer, workload.dataset(), batch_size=workload.batch, shards=args.shards, seed=SEED)
     with (args.out / f"{os.getpid()}.commits").open("ab", buffering=0) as commits:
         for step in run.steps(ENDLESS):
             shards, compute_s = 0, 0.0

@@ -58,7 +58,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     batch = 2 * args.shards
     mode = holdfast.Elastic(quorum=args.quorum) if args.mode == "elastic" else holdfast.Exact()
-    run = holdfast.join(model, optimizer, dataset, batch=batch, shards=args.shards, seed=0, mode=mode)
+    run = holdfast.join(
+        model, optimizer, dataset, batch_size=batch, drop_last=True, shards=args.shards, seed=0, mode=mode
+    )
     straggles = bool(args.slow) and run.id.startswith(f"{args.slow}.")
     ends: dict[int, float] = {}
     samples: dict[int, int] = {}

@@ -28,7 +28,7 @@ except ImportError:
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--epochs", type=int, default=12)
 parser.add_argument("--steps", type=int, help="stop after so many steps, whatever --epochs says")
-parser.add_argument("--batch", type=int, default=64, help="samples in a step, over all workers")
+parser.add_argument("--batch-size", type=int, default=64, help="samples in a step, over all workers")
 parser.add_argument("--shards", type=int, default=8, help="parts of a batch; at least as many as workers")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--lr", type=float, default=3e-3)
@@ -41,7 +41,7 @@ x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
 y = torch.tensor(labels)
 test = torch.arange(len(x)) % 5 == 0
 dataset = TensorDataset(x[~test], y[~test])
-steps = args.steps or args.epochs * (len(dataset) // args.batch)
+steps = args.steps or args.epochs * (len(dataset) // args.batch_size)
 
 # The model, the optimizer and the schedule, as in any PyTorch script.
 torch.manual_seed(args.seed)
@@ -64,7 +64,8 @@ run = holdfast.join(
     model,
     optimizer,
     dataset,
-    batch=args.batch,
+    batch_size=args.batch_size,
+    drop_last=True,
     shards=args.shards,
     seed=args.seed,
     extras={"scheduler": scheduler},

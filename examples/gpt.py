@@ -24,7 +24,7 @@ import holdfast
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--text", type=Path, help="a file to learn from; without it the sources of Python's library")
 parser.add_argument("--steps", type=int, default=600)
-parser.add_argument("--batch", type=int, default=32, help="pieces of text in a step, over all workers")
+parser.add_argument("--batch-size", type=int, default=32, help="pieces of text in a step, over all workers")
 parser.add_argument("--shards", type=int, default=8, help="parts of a batch; at least as many as workers")
 parser.add_argument("--context", type=int, default=64, help="letters that the model sees")
 parser.add_argument("--width", type=int, default=128)
@@ -106,7 +106,8 @@ run = holdfast.join(
     model,
     optimizer,
     training,
-    batch=args.batch,
+    batch_size=args.batch_size,
+    drop_last=True,
     shards=args.shards,
     seed=args.seed,
     extras={"scheduler": scheduler},

@@ -30,7 +30,7 @@ except ImportError:
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--epochs", type=int, default=60, help="at most")
 parser.add_argument("--patience", type=int, default=5, metavar="EPOCHS", help="without a better validation")
-parser.add_argument("--batch", type=int, default=64, help="samples in a step, over all workers")
+parser.add_argument("--batch-size", type=int, default=64, help="samples in a step, over all workers")
 parser.add_argument("--shards", type=int, default=8, help="parts of a batch; at least as many as workers")
 parser.add_argument("--rare", type=int, default=8, help="every so many-th image of a rare digit is kept")
 parser.add_argument("--lr", type=float, default=2e-3)
@@ -90,7 +90,7 @@ run = holdfast.join(
     optimizer,
     training,
     sampler=sampler,
-    batch=args.batch,
+    batch_size=args.batch_size,
     shards=args.shards,
     seed=args.seed,
     extras={"scheduler": scheduler},

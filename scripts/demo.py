@@ -60,7 +60,7 @@ class Plan:
         return self.epochs * STEPS_PER_EPOCH
 
     def script(self) -> list[str]:
-        return [str(SCRIPT), "--batch", str(BATCH), "--shards", str(SHARDS), "--epochs", str(self.epochs)]
+        return [str(SCRIPT), "--batch-size", str(BATCH), "--shards", str(SHARDS), "--epochs", str(self.epochs)]
 
     def options(self) -> list[str]:
         return ["--workers", str(self.workers), "--spares", str(self.spares), "--lease", str(self.lease_s)]

@@ -36,7 +36,7 @@ def row(option: Option) -> str:
     if usual and not option.usual:
         usual = f"`{usual}`"
     about = f"{option.help} ({option.kind.limits})" if option.kind.limits else option.help
-    meaning = ". ".join(part for part in (about, option.more, "It decides bits" if option.decides_bits else "") if part)
+    meaning = f"{about}. {option.more}" if option.more else about
     word = f"{option.flag} [{value}]" if option.kind.alone else f"{option.flag} {value}"
     return f"| `{word}` |{f' {usual} ' if usual else ' '}| {meaning} |"
 

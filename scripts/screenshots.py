@@ -23,7 +23,17 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # for what the tests have
 from tests.harness.browser import MISSING, browsing, chromium  # noqa: E402
 
-SCRIPT = [str(ROOT / "examples" / "digits.py"), "--batch", "80", "--shards", "10", "--epochs", "25", "--slow", "0.02"]
+SCRIPT = [
+    str(ROOT / "examples" / "digits.py"),
+    "--batch-size",
+    "80",
+    "--shards",
+    "10",
+    "--epochs",
+    "25",
+    "--slow",
+    "0.02",
+]
 OPTIONS = ["--workers", "3", "--spares", "1", "--save-every", "60"]
 STEPS = 25 * 17
 KILLS = (0.3, 0.6)  # at these parts of the training

@@ -66,7 +66,10 @@ def test_what_is_imported_from_torchs_own_files_is_data() -> None:
 def test_the_public_names() -> None:
     import holdfast
 
-    errors, classes = {"ConfigError", "Evicted", "HoldfastError", "Stopped"}, {"Elastic", "Exact", "Run", "Step"}
+    errors, classes = (
+        {"ConfigError", "Evicted", "HoldfastError", "Stopped"},
+        {"Checkpoints", "Elastic", "Exact", "Run", "Step"},
+    )
     expected = errors | classes | {"__version__", "join"}
     assert set(holdfast.__all__) == expected
     for name in holdfast.__all__:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from holdfast import checkpoint as checkpoint
+    from holdfast.checkpoint.settings import Checkpoints
     from holdfast.core.errors import ConfigError, Evicted, HoldfastError, Stopped
     from holdfast.engine.api.joining import join
     from holdfast.engine.api.run import Run
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Checkpoints",
     "ConfigError",
     "Elastic",
     "Evicted",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Checkpoints": "holdfast.checkpoint.settings",
     "ConfigError": "holdfast.core.errors",
     "Elastic": "holdfast.modes.elastic",
     "Evicted": "holdfast.core.errors",

@@ -29,7 +29,7 @@ def main() -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = [(torch.randn(4), torch.randn(1)) for _ in range(64)]
-    run = holdfast.join(model, optimizer, data, batch=8, shards=4)
+    run = holdfast.join(model, optimizer, data, batch_size=8, shards=4)
     for step in run.steps(args.steps):
         while args.gate is not None and args.gate.exists() and step.number >= int(args.gate.read_text() or "0"):
             args.gate.with_name(f"at-{run.id}").write_text(str(step.number))

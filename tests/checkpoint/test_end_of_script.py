@@ -16,7 +16,8 @@ import sys, torch, holdfast
 model = torch.nn.Linear(2700, 2600)
 optimizer = torch.optim.Adam(model.parameters())
 data = torch.utils.data.TensorDataset(torch.ones(8, 2700))
-run = holdfast.join(model, optimizer, data, batch=2, shards=1, checkpoint=sys.argv[1], save_every={STEPS})
+kept = holdfast.Checkpoints(sys.argv[1], every={STEPS})
+run = holdfast.join(model, optimizer, data, batch_size=2, shards=1, checkpoint=kept)
 for step in run.steps({STEPS}):
     for (x,) in step:
         model(x).mean().backward()

@@ -41,10 +41,10 @@ def written(step: int = 3, **about: Any) -> tuple[MemoryStorage, Manifest]:
 
 def test_it_reads_back() -> None:
     metrics = {"loss": 0.1, "bad": math.nan, "worse": -math.inf}
-    _, manifest = written(run="a run", config={"batch": [1, {"x": None}]}, metrics=metrics)
+    _, manifest = written(run="a run", config={"batch_size": [1, {"x": None}]}, metrics=metrics)
     again = decode(manifest.encode())
     assert again.same_state(manifest) and again.names == manifest.names and again.layout == manifest.layout
-    assert (again.run, again.config, again.created_s) == ("a run", {"batch": [1, {"x": None}]}, 1.5)
+    assert (again.run, again.config, again.created_s) == ("a run", {"batch_size": [1, {"x": None}]}, 1.5)
     assert repr(again.metrics) == repr(metrics)
     assert json.loads(manifest.encode())["step"] == 3, "it is plain JSON"
 

@@ -71,7 +71,9 @@ class Worker:
         self.warnings: list[str] = []
         heard = self.troubles.append, self.recoveries.append, self.warnings.append
         told = Told(lambda saved, manifest: self.saved.append(saved), *heard)
-        self.saver = Saver(lambda: self.storage, told, run="r", config={"batch": 4}, me=f"w{rank}", run_dir=run_dir)
+        self.saver = Saver(
+            lambda: self.storage, told, run="r", config={"batch_size": 4}, me=f"w{rank}", run_dir=run_dir
+        )
         self.state = make_state(0)
 
     def begin(self, step: int) -> bool:
@@ -389,7 +391,7 @@ def test_the_manifest_says_whose_it_is(crew: Callable[[int], list[Worker]], tmp_
     worker.begin(5)
     assert worker.saver.settle(WAIT_S)
     manifest: Manifest = read_snapshot(LocalStorage(tmp_path), 5)[0]
-    assert (manifest.run, manifest.config, manifest.metrics) == ("r", {"batch": 4}, {"loss": 0.5})
+    assert (manifest.run, manifest.config, manifest.metrics) == ("r", {"batch_size": 4}, {"loss": 0.5})
 
 
 def test_room_is_made_before_it_is_needed(crew: Callable[[int], list[Worker]]) -> None:

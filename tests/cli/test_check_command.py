@@ -28,7 +28,8 @@ bound = 1.0 if "bounded" in sys.argv else None
 model = torch.nn.Sequential(torch.nn.Embedding(8, 4, max_norm=bound), torch.nn.Flatten())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = [(torch.tensor([number % 8]), number % 4) for number in range(64)]
-run = holdfast.join(model, optimizer, data, batch=16, shards=4, checkpoint=sys.argv[1])
+loaders = {"num_workers": 1, "prefetch_factor": 3}
+run = holdfast.join(model, optimizer, data, batch_size=16, shards=4, checkpoint=sys.argv[1], **loaders)
 for step in run.steps(50):
     for x, y in step:
         weight = 0.0
@@ -52,9 +53,7 @@ def test_a_script_with_a_set_of_strings(
     assert not place.exists()
 
     variables = conduct.process_variables
-    monkeypatch.setattr(
-        conduct, "process_variables", lambda threads: {**variables(threads), "PYTHONHASHSEED": "random"}
-    )
+    monkeypatch.setattr(conduct, "process_variables", lambda: {**variables(), "PYTHONHASHSEED": "random"})
     assert check_script(Request(words=words, json=told)) == 1
     said = capsys.readouterr().err
     assert "not exact: the gradient of 0.weight in shard 0 of step 2 differs in a process that joined the run" in said

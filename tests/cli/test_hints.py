@@ -152,12 +152,13 @@ def test_every_extra_in_a_string_exists() -> None:
 
 def test_settings_are_told_in_words() -> None:
     """`this worker has length=1437` is nothing that anybody wrote."""
-    config = RunConfig(batch=16, shards=2, length=1437, parameters=80)
+    config = RunConfig(batch_size=16, shards=2, length=1437, parameters=80)
     with pytest.raises(
         ValueError, match="this worker has a dataset of 1437 samples, but the run has a dataset of 8 samples"
     ):
-        config.check_same(RunConfig(batch=16, shards=2, length=8, parameters=80).encode())
-    assert setting_words("batch", 16) == "batch=16"  # as it stands in the script
+        config.check_same(RunConfig(batch_size=16, shards=2, length=8, parameters=80).encode())
+    assert setting_words("batch_size", 16) == "batch_size=16"  # as it stands in the script
+    assert setting_words("threads", 2) == "threads=2"
     assert setting_words("checkpoint", "") == "no checkpoints"
-    for name in ("length", "parameters", "threads", "path", "outage_s", "checkpoint", "audit", "audit_every"):
+    for name in ("length", "parameters", "order_seed", "path", "outage_s", "checkpoint", "audit", "audit_every"):
         assert "=" not in setting_words(name, getattr(config, name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -21,6 +22,7 @@ from holdfast.core.options.declaring import Option, option_of, options_of, parse
 from holdfast.core.options.kinds import Duration, Fraction, Whole
 from holdfast.core.options.run import GROUPS, RUN_OPTIONS, WorkerOptions
 from holdfast.detection.progress import Limits
+from holdfast.engine.api.joining import join
 from holdfast.engine.transfer.checkpointing import _NO_BITS
 from holdfast.placement.environment import WorkerEnvironment
 
@@ -29,6 +31,7 @@ OTHERS: dict[str, Any] = {  # a value that is not the default
     "--run": "first",
     "--start": "cold",
     "--path": "network",
+    "--numerics": "warn",
     "--metrics": "127.0.0.1:9000",
     "--dashboard": 0,
     "--tensorboard": "curves",
@@ -55,7 +58,7 @@ def test_each_has_one_flag_one_name_and_a_group() -> None:
     assert len({option.flag for option in DECLARED}) == len({option.setting for option in DECLARED}) == len(DECLARED)
     for option in DECLARED:
         assert option.group in GROUPS and option.help and not option.help.endswith(".")
-        assert option.metavar or option.flag in ("--start", "--path")
+        assert option.metavar or option.flag in ("--start", "--path", "--numerics")
 
 
 @pytest.mark.parametrize("option", DECLARED, ids=lambda option: option.flag)
@@ -76,8 +79,8 @@ def test_durations_are_read_as_they_are_written(seconds: float) -> None:
 @pytest.mark.parametrize(
     ("setting", "word", "sentence"),
     [
-        ("threads", "2.0", "--threads is '2.0', which is not a whole number"),
-        ("threads", "0", "--threads is 0, but must be from 1 to 1024"),
+        ("audit_every", "2.0", "--audit-every is '2.0', which is not a whole number"),
+        ("audit_every", "-1", "--audit-every is -1, but must be from 0 to 1000000"),
         ("audit", "half", "--audit is 'half', which is not a number"),
         ("audit", "nan", "--audit is nan, but must be from 0 to 1"),
         ("lease_s", "none", "--lease is 'none', which is not a time"),
@@ -128,12 +131,12 @@ def test_a_worker_is_told_every_option_of_its_own() -> None:
     assert WorkerEnvironment.from_variables({}) is None
 
 
-def test_what_decides_bits_is_agreed_on() -> None:
-    """It is part of what the workers of a run must share, and of what a checkpoint must match."""
-    shared = {one.name for one in fields(RunConfig)}
+def test_no_option_decides_bits_and_no_argument_is_an_option() -> None:
+    """What decides numbers is an argument of join, what is operation an option: each is in one place."""
+    arguments = set(inspect.signature(join).parameters)
     for option in DECLARED:
-        assert not option.decides_bits or (option.setting in shared and option.setting not in _NO_BITS), option.flag
-        assert option.decides_bits or option.setting not in shared or option.setting in _NO_BITS, option.flag
+        assert option.setting not in {one.name for one in fields(RunConfig)} - set(_NO_BITS), option.flag
+        assert option.setting not in arguments, option.flag
 
 
 def test_the_usual_patience_is_the_detectors() -> None:
@@ -149,4 +152,4 @@ def test_what_several_options_must_be_together(tmp_path: Path) -> None:
         replace(settings, spares=25).validate()
     with pytest.raises(ConfigError, match="--listen is for the network path"):
         replace(settings, listen="127.0.0.1", path="shared-memory").validate()
-    assert parse_options(WorkerOptions, {"--threads": "3", "--keep": "5"}) == {"threads": 3}
+    assert parse_options(WorkerOptions, {"--audit-every": "3", "--keep": "5"}) == {"audit_every": 3}

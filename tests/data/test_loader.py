@@ -89,7 +89,7 @@ def eventually(condition: Any, seconds: float = 10.0) -> bool:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_loader_processes_give_the_bits_of_the_worker_itself(workers: int) -> None:
-    with ShardLoader(Augmented(), PLAN, loader_workers=workers) as loader:
+    with ShardLoader(Augmented(), PLAN, num_workers=workers) as loader:
         loader.expect(places(range(6), [1, 2]))
         torch.manual_seed(0)
         for place in places(range(6), [1, 2]):
@@ -101,7 +101,7 @@ def test_loader_processes_give_the_bits_of_the_worker_itself(workers: int) -> No
 
 
 def test_a_change_of_assignment_costs_no_bits() -> None:
-    with ShardLoader(Augmented(), PLAN, loader_workers=2) as loader:
+    with ShardLoader(Augmented(), PLAN, num_workers=2) as loader:
         loader.expect(places(range(100), [0, 1]))
         asked = [(0, 0), (0, 1), (1, 0)]
         # A member dies: its shards come to me, out of order, and I have three from then on.
@@ -123,7 +123,7 @@ def test_a_change_of_assignment_costs_no_bits() -> None:
 
 
 def test_expectations_that_end_can_be_renewed_without_new_processes() -> None:
-    with ShardLoader(Augmented(), PLAN, loader_workers=2, prefetch=1) as loader:
+    with ShardLoader(Augmented(), PLAN, num_workers=2, prefetch_factor=1) as loader:
         pids = None
         for step in range(4):
             loader.expect(places(range(step, step + 1), [0, 1, 2]))
@@ -136,7 +136,7 @@ def test_expectations_that_end_can_be_renewed_without_new_processes() -> None:
 
 
 def test_a_killed_loader_process_is_replaced() -> None:
-    with ShardLoader(Augmented(), PLAN, loader_workers=2) as loader:
+    with ShardLoader(Augmented(), PLAN, num_workers=2) as loader:
         loader.expect(places(range(100), [0, 1]))
         loader.get(0, 0)
         for step, victim in ((0, 0), (3, 1)):
@@ -155,7 +155,7 @@ def test_a_loader_process_that_dies_over_a_batch_is_replaced_a_few_times(tmp_pat
     dataset = Moody(tmp_path)
     for number in range(2):
         (tmp_path / f"die-{number}").touch()
-    with ShardLoader(dataset, PLAN, loader_workers=1, prefetch=1) as loader:
+    with ShardLoader(dataset, PLAN, num_workers=1, prefetch_factor=1) as loader:
         loader.expect(places(range(100), [0]))
         began = time.monotonic()
         assert bits(loader.get(0, 0)) == inline((0, 0))
@@ -181,7 +181,7 @@ def test_an_interrupted_wait_can_be_taken_up_again() -> None:
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with ShardLoader(Slow(), PLAN, loader_workers=1) as loader:
+        with ShardLoader(Slow(), PLAN, num_workers=1) as loader:
             loader.expect(places(range(100), [0]))
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(KeyboardInterrupt):
@@ -198,7 +198,7 @@ def test_an_exception_of_the_dataset_is_raised_with_its_traceback(tmp_path: Path
     dataset = Moody(tmp_path)
     broken = PLAN.indices(1, 0)[2]
     (tmp_path / f"raise-{broken}").touch()
-    with ShardLoader(dataset, PLAN, loader_workers=2) as loader:
+    with ShardLoader(dataset, PLAN, num_workers=2) as loader:
         loader.expect(places(range(10), [0]))
         loader.get(0, 0)
         with pytest.raises(KeyError, match=f"sample {broken} is broken") as caught:
@@ -213,7 +213,7 @@ def test_loader_processes_end_with_a_killed_worker() -> None:
     script = (
         f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from test_loader import *\n"
-        "loader = ShardLoader(Augmented(), PLAN, loader_workers=2)\n"
+        "loader = ShardLoader(Augmented(), PLAN, num_workers=2)\n"
         "loader.expect(places(range(100), [0, 1])); loader.get(0, 0)\n"
         "print(*loader_pids(loader), flush=True); time.sleep(60)\n"
     )
@@ -227,7 +227,7 @@ def test_loader_processes_end_with_a_killed_worker() -> None:
 
 def test_loader_processes_hold_no_copies_of_the_workers_connections() -> None:
     mine, peers = socket.socketpair()
-    with peers, ShardLoader(Augmented(), PLAN, loader_workers=1) as loader:
+    with peers, ShardLoader(Augmented(), PLAN, num_workers=1) as loader:
         loader.expect(places(range(100), [0]))
         loader.get(0, 0)
         mine.close()
@@ -251,7 +251,7 @@ class Batched:
 def test_batched_access_and_collate_functions_are_used() -> None:
     loader = ShardLoader(Batched(), PLAN, collate_fn=tuple)
     assert loader.get(3, 1) == tuple(index * 2 for index in PLAN.indices(3, 1))
-    with ShardLoader(Batched(), PLAN, collate_fn=tuple, loader_workers=1) as prefetching:
+    with ShardLoader(Batched(), PLAN, collate_fn=tuple, num_workers=1) as prefetching:
         prefetching.expect(places(range(9), [1]))
         assert prefetching.get(3, 1) == loader.get(3, 1)
 
@@ -285,8 +285,11 @@ class NoLength(Dataset):
         (NoLength(), {}, "NoLength has no __len__"),
         (iter([1]), {}, "has no __getitem__"),
         (TensorDataset(torch.zeros(3)), {}, "the dataset has 3 samples and the plan is for 64"),
-        (Batched(), {"loader_workers": -1}, "loader_workers is -1"),
-        (Batched(), {"prefetch": 0}, "prefetch is 0"),
+        (Batched(), {"num_workers": -1}, "num_workers is -1"),
+        (Batched(), {"num_workers": 1.0}, "num_workers is 1.0"),
+        (Batched(), {"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor is 0"),
+        (Batched(), {"prefetch_factor": 4}, "prefetch_factor is 4, and num_workers is 0: nobody fetches ahead"),
+        (Batched(), {"num_workers": 1, "worker_init_fn": 3}, "worker_init_fn is an int, not a function"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused_in_one_sentence(dataset: Any, options: dict, sentence: str) -> None:

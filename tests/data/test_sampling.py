@@ -103,9 +103,9 @@ FIXED: dict[str, Callable[[], Any]] = {
 }
 
 
-def plan_of(made: Any, *, seed: int = 3, batches: bool = False, last: str = "drop") -> ShardPlan:
+def plan_of(made: Any, *, seed: int = 3, batches: bool = False, drop_last: bool = True) -> ShardPlan:
     sampling = Sampling(made, length=LENGTH, seed=seed, shards=4, batches=batches)
-    return ShardPlan(LENGTH, sampling.largest or 8, 4, seed, last, sampling=sampling).validate()  # type: ignore[arg-type]
+    return ShardPlan(LENGTH, sampling.largest or 8, 4, seed, drop_last, sampling=sampling).validate()
 
 
 def everything(plan: ShardPlan, epochs: int = 3) -> list[list[int]]:
@@ -155,7 +155,7 @@ def test_the_samples_are_the_samplers() -> None:
     plan = plan_of(range(0, LENGTH, 2))
     assert plan.steps_per_epoch == 2  # of 20 samples, in batches of 8
     assert flat(everything(plan, 1)) == list(range(0, 32, 2))
-    padded = plan_of(range(0, LENGTH, 2), last="pad")
+    padded = plan_of(range(0, LENGTH, 2), drop_last=False)
     assert flat(everything(padded, 1)) == [*range(0, LENGTH, 2), 0, 2, 4, 6]
 
 
@@ -180,7 +180,7 @@ def test_epochs_of_a_function_may_have_different_lengths() -> None:
 
 def test_batches_of_unequal_size_are_cut_as_evenly_as_can_be() -> None:
     plan = plan_of(ByLength(), batches=True)
-    assert plan.steps_per_epoch == 4 and plan.batch == 16
+    assert plan.steps_per_epoch == 4 and plan.batch_size == 16
     assert [plan.samples_in(step) for step in range(5)] == [4, 9, 11, 16, 4]
     assert [[len(plan.indices(step, shard)) for shard in range(4)] for step in range(3)] == [
         [1, 1, 1, 1],

@@ -24,7 +24,7 @@ generator = torch.Generator().manual_seed(1)
 dataset = TensorDataset(torch.randn(64, 8, generator=generator), torch.randint(0, 3, (64,), generator=generator))
 torch.manual_seed(2)
 model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
-run = holdfast.join(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), dataset, batch=16, shards=4)
+run = holdfast.join(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), dataset, batch_size=16, shards=4)
 factor = 1.0
 for step in run.steps(args.steps):
     for x, y in step:

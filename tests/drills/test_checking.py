@@ -17,7 +17,7 @@ from holdfast.drills.schedule import Done, Planned
 from holdfast.drills.trace import DIGITS, Entry, Trace, TraceReader, trace_path
 
 NAMES = ("first.weight", "first.bias", "last.weight")
-PLAN = {"length": 16, "batch": 8, "shards": 4, "seed": 0, "last": "drop", "shuffle": False}
+PLAN = {"length": 16, "batch_size": 8, "shards": 4, "seed": 0, "drop_last": True, "shuffle": False}
 STEPS = 6
 STEP_S = 0.5
 
@@ -151,7 +151,7 @@ def test_samples_that_come_twice_in_an_epoch() -> None:
     found = check(outcome(), outcome(), [kill()], lambda step, shard: [0, 1])
     assert any("sample 0 was used" in verdict.text for verdict in found if verdict.held is False)
     padded = outcome()
-    padded.trace.plan = {**PLAN, "length": 15, "last": "pad"}
+    padded.trace.plan = {**PLAN, "length": 15, "drop_last": False}
     filled = check(outcome(), padded, [kill()], lambda step, shard: [index % 15 for index in indices(step, shard)])
     assert all(verdict.held for verdict in filled)
 

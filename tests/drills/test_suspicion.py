@@ -17,7 +17,7 @@ SCRIPT = dedent(
     scale, recent = 1.0, deque()
     rng = torch.Generator().manual_seed(1)
     meter = Meter()
-    run = holdfast.join(model, optimizer, data, batch=8, extras={"meter": meter})
+    run = holdfast.join(model, optimizer, data, batch_size=8, extras={"meter": meter})
     for step in run.steps(100):
         total = 0.0
         for x, y in step:

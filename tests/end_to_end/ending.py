@@ -38,7 +38,7 @@ def main() -> None:
     samples = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
     data = torch.utils.data.TensorDataset(samples)
     extras = {"scheduler": scheduler}
-    run = holdfast.join(model, optimizer, data, batch=8, shards=4, extras=extras, checkpoint=PLACE)
+    run = holdfast.join(model, optimizer, data, batch_size=8, shards=4, extras=extras, checkpoint=PLACE)
     trained = 0
     loop = run.steps(STEPS)  # a progress bar that the script keeps does the same: the loop is not told that it is left
     kept = loop if HOW.startswith("kept") else None

@@ -65,7 +65,7 @@ def main() -> None:
     torch.manual_seed(2)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    run = holdfast.join(model, optimizer, Samples(), batch=32, shards=16, seed=3, loader_workers=loaders)
+    run = holdfast.join(model, optimizer, Samples(), batch_size=32, shards=16, seed=3, num_workers=loaders)
     for step in run.steps(args.steps):
         stuck = step.number >= args.at >= 0 and args.stuck == WORKER
         if step.number == args.at and loaders:

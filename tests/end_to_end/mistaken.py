@@ -33,7 +33,7 @@ def main(mistake: str, steps: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     other = torch.optim.SGD(model[2].parameters(), lr=1e-3)
     best = Best()
-    run = holdfast.join(model, optimizer, data, batch=30, shards=6, seed=3, extras={"best": best})
+    run = holdfast.join(model, optimizer, data, batch_size=30, shards=6, seed=3, extras={"best": best})
     for step in run.steps(steps):
         for x, y in step:
             loss = F.cross_entropy(model(x), y)

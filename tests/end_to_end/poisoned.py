@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> str:
         model,
         optimizer,
         Samples([] if args.without else args.poisoned, args.value),
-        batch=BATCH,
+        batch_size=BATCH,
         shards=SHARDS,
         shuffle=False,
         extras={"scheduler": scheduler},

@@ -38,7 +38,7 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     data = torch.utils.data.TensorDataset(x, y)
-    run = holdfast.join(model, optimizer, data, batch=32, shards=8, seed=3)
+    run = holdfast.join(model, optimizer, data, batch_size=32, shards=8, seed=3)
     loops = list(map(int, args.loops.split(",")))
     for number, until in enumerate(loops):
         for step in run.steps(until):

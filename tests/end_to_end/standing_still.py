@@ -71,7 +71,7 @@ def main() -> None:
     )
     model = torch.nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    run = holdfast.join(model, optimizer, data, batch=32, shards=8, seed=3)
+    run = holdfast.join(model, optimizer, data, batch_size=32, shards=8, seed=3)
     for until in (args.first, args.steps):
         for step in run.steps(until):
             for x, y in step:

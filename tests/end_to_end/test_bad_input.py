@@ -41,7 +41,7 @@ if how == "loader":
     dataset = torch.utils.data.DataLoader(dataset, batch_size=12, shuffle=True)
 if how == "no length":
     dataset = Endless()
-run = holdfast.join(model, optimizer, dataset, batch=10 if how == "shards" else 16, shards=4)
+run = holdfast.join(model, optimizer, dataset, batch_size=10 if how == "shards" else 16, shards=4)
 for step in run.steps(20):
     for x, y in step:
         if how == "raises":
@@ -91,7 +91,7 @@ def answered(done: subprocess.CompletedProcess[str], sentence: str, hint: str, c
         (["--workers", "99999999999999999999", "SCRIPT"], "--workers is 99999999999999999999", "cores"),
         (["--workers", "2", "--spares", "-1", "SCRIPT"], "--spares is -1", "--help"),
         (["--workers", "2", "--restarts", "-1", "SCRIPT"], "--restarts is -1", "--help"),
-        (["--workers", "2", "--threads", "0", "SCRIPT"], "--threads is 0", "--help"),
+        (["--workers", "2", "--numerics", "shrug", "SCRIPT"], "--numerics is 'shrug'", "warn"),
         (["--workers", "2", "--lease", "nan", "SCRIPT"], "--lease is 'nan', which is not a time", "2 s"),
         (["--workers", "2", "--lease", "0", "SCRIPT"], "--lease is 0 s", "2 s"),
         (["--workers", "2", "--path", "pigeon", "SCRIPT"], "--path is 'pigeon'", "shared-memory"),
@@ -156,10 +156,10 @@ def test_a_directory_that_is_a_file(script: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "sentence", "hint"),
     [
-        ("shards", "a batch of 10 cannot be cut into 4 equal shards", "batch=8"),
+        ("shards", "a batch of 10 cannot be cut into 4 equal shards", "batch_size=8"),
         ("no length", "the dataset, an Endless, has no length", "__len__"),
         ("stream", "an iterable dataset has no positions", "__getitem__"),
-        ("loader", "the dataset is a DataLoader", "holdfast.join(model, optimizer, loader.dataset, batch=12)"),
+        ("loader", "the dataset is a DataLoader", "holdfast.join(model, optimizer, loader.dataset, batch_size=12)"),
     ],
 )
 def test_wrong_arguments_of_join(how: str, sentence: str, hint: str, script: str, tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ from torch.utils.data import TensorDataset
 
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-run = holdfast.join(model, optimizer, TensorDataset(torch.ones(8, 2)), batch=4, shards=2)
+run = holdfast.join(model, optimizer, TensorDataset(torch.ones(8, 2)), batch_size=4, shards=2)
 for step in run.steps(3):
     for (x,) in step:
         model(x).sum().backward()

@@ -104,7 +104,7 @@ if how == "shape":
 Optimizer = torch.optim.Adam if how == "optimizer" else torch.optim.SGD
 optimizer = Optimizer(model.parameters(), lr=0.1)
 dataset = torch.utils.data.TensorDataset(torch.randn(64, 6), torch.randn(64, 3))
-run = holdfast.join(model, optimizer, dataset, batch=32 if how == "batch" else 16, shards=4)
+run = holdfast.join(model, optimizer, dataset, batch_size=32 if how == "batch" else 16, shards=4)
 for step in run.steps(6 if how == "as it is" else 9):
     for x, y in step:
         F.mse_loss(model(x), y).backward()
@@ -151,7 +151,7 @@ def test_another_batch_or_model_is_answered_by_a_sentence(trained: tuple[Path, P
     before = contents(place)
     # One of them with two workers: only the first of them looks into storage, and both must come to an end.
     sentences = {
-        "batch": (2, "was made with batch=16, and this run has batch=32"),
+        "batch": (2, "was made with batch_size=16, and this run has batch_size=32"),
         "model": (1, "was made with a model with 83 trained numbers, and this run has a model with 80 trained numbers"),
         "shape": (1, "the parameter 0.bias has shape (8,) in the run and (2, 4) here"),
     }

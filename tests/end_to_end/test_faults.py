@@ -104,7 +104,10 @@ def test_strangers_are_refused_with_a_sentence_and_harm_nobody(
     monkeypatch.setenv("TEST_FIRST", str(tmp_path / "first"))
     with training(tmp_path, "--workers", "1", "--spares", "2", script=SCRIPT, held_at=5) as run:
         same = "this machine's arithmetic does not give the same bits as w0.1 (torch"
-        run.wait(lambda: run.said("w2.1 | holdfast: this worker has batch=64, but the run has batch=32"), "settings")
+        run.wait(
+            lambda: run.said("w2.1 | holdfast: this worker has batch_size=64, but the run has batch_size=32"),
+            "settings",
+        )
         run.wait(lambda: run.said(f"w1.1 | holdfast: {same}"), "the refusal of another arithmetic")
         run.let_go()
         assert run.finish(DEADLINE_S) == quiet

@@ -33,7 +33,7 @@ def joining(*arguments: Any, **options: Any) -> holdfast.Run:
     while STRANGER and not Path(FIRST).exists():
         time.sleep(0.01)
     if STRANGER and WORKER.startswith("w2."):
-        options["batch"] *= 2
+        options["batch_size"] *= 2
     runs.append(join(*arguments, **options))
     if FIRST:
         Path(FIRST).touch()

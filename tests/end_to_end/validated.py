@@ -61,7 +61,7 @@ def tell(place: str, **found: object) -> None:
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(6, 24), nn.BatchNorm1d(24), nn.Dropout(0.2), nn.ReLU(), nn.Linear(24, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
-run = holdfast.join(model, optimizer, dataset(96, 1), batch=16, shards=4)
+run = holdfast.join(model, optimizer, dataset(96, 1), batch_size=16, shards=4)
 validation = dataset(45, 2)
 chunks = 0
 

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -61,11 +61,13 @@ def forked(
     size: int | None = None,
     keys: Path | None = None,
     deadline_s: float = DEADLINE_S,
+    **told: str,
 ) -> dict[str, Outcome]:
     """Run each body in a worker of its own, as one run; `bodies` by worker id, or one body for `workers` workers.
 
     Workers with a host in their id (`w0.1@a`) are on that host: those of others reach them over loopback TCP,
-    encrypted if there are keys. The dead are fenced at once, as an agent does. Everything is gone when this returns.
+    encrypted if there are keys. `told` is more of what an agent tells them. The dead are fenced at once, as an agent
+    does. Everything is gone when this returns.
     """
     if not isinstance(bodies, Mapping):
         bodies = {f"w{slot}.1": bodies for slot in range(workers)}
@@ -77,7 +79,7 @@ def forked(
     server = ledger = None
     try:
         for worker, body in bodies.items():
-            place = _place(run_dir, worker, path, lease_s, str(keys or ""))
+            place = replace(_place(run_dir, worker, path, lease_s, str(keys or "")), **told)
             children.append(_fork(worker, body, place, [child.pipe for child in children]))
         server = EmbeddedServer(run_dir / "ledger", run_dir / LEDGER_SOCKET, secret)
         server.start()

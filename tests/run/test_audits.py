@@ -40,7 +40,7 @@ def train(name: str, audit: float, every: int, act: Act = nothing) -> Any:
         training.model,
         training.optimizer,
         dataset(),
-        batch=BATCH,
+        batch_size=BATCH,
         shards=SHARDS,
         seed=reference.SEED,
         extras=training.extras,
@@ -155,7 +155,7 @@ def not_a_number() -> Any:
     training = sgd(mlp())
     data = dataset()
     data.tensors[0][11] = float("nan")
-    run = holdfast.join(training.model, training.optimizer, data, batch=BATCH, shards=SHARDS)
+    run = holdfast.join(training.model, training.optimizer, data, batch_size=BATCH, shards=SHARDS)
     for step in run.steps(4):
         for x, y in step:
             loss = F.cross_entropy(training.model(x), y)

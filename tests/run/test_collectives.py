@@ -38,7 +38,7 @@ def train(*, dies_after: str = "") -> list[Any]:
     torch.manual_seed(3)
     model = nn.Linear(6, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    run = holdfast.join(model, optimizer, TensorDataset(torch.randn(64, 6)), batch=16, shards=4)
+    run = holdfast.join(model, optimizer, TensorDataset(torch.randn(64, 6)), batch_size=16, shards=4)
     collectives, found = run.engine.collectives, []
     own = torch.tensor([float(int(run.id[1]) + 1), 0.1])
     found.append(collectives.broadcast({"seed": own})["seed"].tolist())  # before the first step

@@ -72,7 +72,7 @@ def train(
     model = nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     options = {"mode": holdfast.Elastic(quorum=quorum), **options}
-    run = holdfast.join(model, optimizer, Numbered(), batch=BATCH, shards=SHARDS, seed=3, **options)
+    run = holdfast.join(model, optimizer, Numbered(), batch_size=BATCH, shards=SHARDS, seed=3, **options)
     told = []
     for step in run.epochs(epochs):
         mine: list[int] = []
@@ -204,7 +204,7 @@ def test_a_run_goes_on_in_the_middle_of_its_data(tmp_path: Path) -> None:
         def start() -> Any:
             if worker.endswith(".2"):
                 wait_until(dead.exists, "the others die")
-            return train(tmp_path, worker, epochs=3, at_step=at_step, checkpoint=store, save_every=5)
+            return train(tmp_path, worker, epochs=3, at_step=at_step, checkpoint=holdfast.Checkpoints(store, every=5))
 
         return start
 
@@ -220,8 +220,8 @@ def test_loader_processes_fetch_what_will_be_needed(tmp_path: Path) -> None:
             die()
 
     bodies = {
-        "w0.1": lambda: train(tmp_path, "w0.1", loader_workers=1),
-        "w1.1": lambda: train(tmp_path, "w1.1", loader_workers=1, at_step=victim),
+        "w0.1": lambda: train(tmp_path, "w0.1", num_workers=1),
+        "w1.1": lambda: train(tmp_path, "w1.1", num_workers=1, at_step=victim),
     }
     same_end(forked(bodies))
     assert set(count_samples(tmp_path).values()) == {2}
@@ -287,7 +287,7 @@ def test_a_death_and_a_checkpoint_while_one_is_late(tmp_path: Path) -> None:
         return act
 
     def body(worker: str) -> Callable[[], Any]:
-        options = {"checkpoint": str(tmp_path / "store"), "save_every": 6, "quorum": 2}
+        options = {"checkpoint": holdfast.Checkpoints(tmp_path / "store", every=6), "quorum": 2}
         return lambda: train(tmp_path, worker, epochs=3, at_step=at_step(worker), **options)
 
     outcomes = forked({worker: body(worker) for worker in ("w0.1", "w1.1", "w2.1")})

@@ -24,7 +24,7 @@ def join(**options: Any) -> tuple[holdfast.Run, nn.Module, torch.optim.Optimizer
     data = TensorDataset(torch.randn(96, 6), torch.randn(96, 1))
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return holdfast.join(model, optimizer, data, batch=24, shards=SHARDS, seed=1, **options), model, optimizer
+    return holdfast.join(model, optimizer, data, batch_size=24, shards=SHARDS, seed=1, **options), model, optimizer
 
 
 def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:

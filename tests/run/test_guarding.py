@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import holdfast
 from holdfast.core.config import CHANGEABLE, RunConfig
 from holdfast.core.errors import ConfigError, DivergedError
+from holdfast.core.words import encode_json
 from holdfast.modes.capture import GradientCapture
 from holdfast.modes.diverging import IN_A_ROW_MAX, JUDGED_FROM, REMEMBERED, Losses, not_finite
 
@@ -44,7 +45,7 @@ class Trained:
         self.model = Net()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
         data = torch.randn(400, 4)
-        self.run = joined(self.model, self.optimizer, data, batch=4, shards=2, **options)
+        self.run = joined(self.model, self.optimizer, data, batch_size=4, shards=2, **options)
         self.skipped: list[int] = []
 
     def train(
@@ -251,11 +252,14 @@ def test_metrics_are_named_in_their_order() -> None:
 
 
 def test_what_to_do_may_change_between_two_starts_and_nothing_else() -> None:
-    one = RunConfig(batch=8, shards=2, length=80, parameters=3)
-    other = RunConfig(batch=8, shards=2, length=80, parameters=3, non_finite="skip", spike=4.0)
+    one = RunConfig(batch_size=8, shards=2, length=80, parameters=3)
+    other = RunConfig(batch_size=8, shards=2, length=80, parameters=3, non_finite="skip", spike=4.0)
     assert one.check_same(one.encode(), may_differ=CHANGEABLE)
     assert not other.check_same(one.encode(), may_differ=CHANGEABLE)
     with pytest.raises(ConfigError, match="non_finite='skip', but the run has non_finite='stop'"):
         other.check_same(one.encode())
-    with pytest.raises(ConfigError, match="batch=16"):
-        RunConfig(batch=16, shards=2, length=80, parameters=3).check_same(one.encode(), may_differ=CHANGEABLE)
+    with pytest.raises(ConfigError, match="batch_size=16"):
+        RunConfig(batch_size=16, shards=2, length=80, parameters=3).check_same(one.encode(), may_differ=CHANGEABLE)
+    older = encode_json({"batch": 8, "last": "drop", "shards": 2, "length": 80, "parameters": 3})
+    with pytest.raises(ConfigError, match="do not say its batch_size: another version of Holdfast began it"):
+        one.check_same(older)

@@ -49,7 +49,9 @@ AtStep = Callable[[holdfast.Run, int, int], None]
 def train(case: Case, at_step: AtStep | None = None) -> Any:
     """Train in a worker of a run; `at_step(run, step, shard)` is called after each shard, and with -1 before them."""
     training = case.start()
-    run = holdfast.join(training.model, training.optimizer, dataset(), batch=BATCH, shards=SHARDS, seed=reference.SEED)
+    run = holdfast.join(
+        training.model, training.optimizer, dataset(), batch_size=BATCH, shards=SHARDS, seed=reference.SEED
+    )
     for step in run.steps(case.steps):
         case.before(training, step.number)
         if at_step:

@@ -39,7 +39,7 @@ def pairs(samples: Any) -> Any:
 
 def refused(join: Join, *arguments: Any, **options: Any) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
-        join(*arguments, **{"batch": 8, "shards": 4, **options})
+        join(*arguments, **{"batch_size": 8, "shards": 4, **options})
     error = caught.value
     assert error.hint and "\n" not in error.message + error.hint
     return error
@@ -70,7 +70,7 @@ def test_what_is_no_dataset(joined: Join, given: Any, sentence: str, hint: str) 
     error = refused(joined, training.model, training.optimizer, given)
     assert error.message.startswith(sentence)
     assert hint in str(error.hint)
-    run = joined(training.model, training.optimizer, dataset(), batch=8, shards=4)
+    run = joined(training.model, training.optimizer, dataset(), batch_size=8, shards=4)
     with pytest.raises(ConfigError) as caught:
         run.evaluate(given, lambda batch: {})
     assert caught.value.message == error.message
@@ -79,7 +79,7 @@ def test_what_is_no_dataset(joined: Join, given: Any, sentence: str, hint: str) 
 @pytest.mark.parametrize("given", [x, x.numpy(), list(x), tuple(range(64)), np.arange(64)], ids=lambda v: str(type(v)))
 def test_what_simply_works_as_a_dataset(joined: Join, given: Any) -> None:
     training = sgd(mlp())
-    run = joined(training.model, training.optimizer, given, batch=8, shards=4)
+    run = joined(training.model, training.optimizer, given, batch_size=8, shards=4)
     assert [len(batch) for step in run.steps(1) for batch in step] == [2] * 4
 
 
@@ -93,13 +93,13 @@ def test_a_loader_is_answered_with_its_own_values(joined: Join) -> None:
 
     given = dataset()
     begin = "holdfast.join(model, optimizer, loader.dataset, "
-    assert answer(data.DataLoader(given, 32, shuffle=True)) == f"{begin}batch=32)"
-    assert answer(data.DataLoader(given, 32), shards=8) == f"{begin}batch=32, shuffle=False)"
+    assert answer(data.DataLoader(given, 32, shuffle=True)) == f"{begin}batch_size=32)"
+    assert answer(data.DataLoader(given, 32), shards=8) == f"{begin}batch_size=32, shuffle=False)"
     some = data.DataLoader(given, 12, sampler=data.SubsetRandomSampler(range(9)), collate_fn=pairs, num_workers=2)
-    expected = f"{begin}batch=12, shards=6, sampler=loader.sampler, collate_fn=loader.collate_fn, loader_workers=2)"
+    expected = f"{begin}batch_size=12, shards=6, sampler=loader.sampler, collate_fn=loader.collate_fn, num_workers=2)"
     assert answer(some, shards=8) == expected
     split = data.DataLoader(given, 8, sampler=data.DistributedSampler(given, num_replicas=2, rank=0))
-    assert answer(split) == f"{begin}batch=8)"  # join spreads the samples itself
+    assert answer(split) == f"{begin}batch_size=8)"  # join spreads the samples itself
     batches = data.BatchSampler(data.RandomSampler(given), 8, drop_last=True)
     assert answer(data.DataLoader(given, batch_sampler=batches)) == f"{begin}batch_sampler=loader.batch_sampler)"
 
@@ -184,7 +184,7 @@ def test_a_run_resumes_with_and_without_compile(joined: Join, tmp_path: Path, fi
         training = gan()
         model = compiled(training, how)
         where = str(place) if place else None
-        run = joined(model, training.optimizer, dataset(), batch=8, shards=4, checkpoint=where)
+        run = joined(model, training.optimizer, dataset(), batch_size=8, shards=4, checkpoint=where)
         g, d = (run.model[name] for name in "gd") if isinstance(run.model, nn.ModuleDict) else training.model.values()
         for step in run.steps(steps):
             for inputs, _ in step:

@@ -27,7 +27,7 @@ Join = Callable[..., holdfast.Run]
 def start(join: Join, data: Any = None, **options: Any) -> tuple[holdfast.Run, Training]:
     torch.manual_seed(0)
     training = sgd(mlp())
-    arguments = {"batch": 8, "shards": 4, **options}
+    arguments = {"batch_size": 8, "shards": 4, **options}
     return join(training.model, training.optimizer, data or dataset(), **arguments), training
 
 
@@ -62,7 +62,7 @@ def seen(run: holdfast.Run, steps: Iterator[holdfast.Step]) -> list[list[int]]:
 
 
 def test_an_epoch_uses_every_sample_once_and_its_last_step_says_so(joined: Join) -> None:
-    run, _ = start(joined, Numbers(27))
+    run, _ = start(joined, Numbers(27), drop_last=True)
     steps: list[tuple[int, int, bool]] = []
     samples: list[list[int]] = [[], []]
     for step in run.epochs(2):
@@ -76,7 +76,7 @@ def test_an_epoch_uses_every_sample_once_and_its_last_step_says_so(joined: Join)
 
 
 def test_a_padded_epoch_uses_all_samples_and_fills_up_from_its_beginning(joined: Join) -> None:
-    run, _ = start(joined, Numbers(27), last="pad")
+    run, _ = start(joined, Numbers(27))  # drop_last=False, as in PyTorch
     samples = [n for step in seen(run, run.epochs(1)) for n in step]
     assert samples[:27] != list(range(27))
     assert sorted(samples[:27]) == list(range(27))
@@ -84,7 +84,7 @@ def test_a_padded_epoch_uses_all_samples_and_fills_up_from_its_beginning(joined:
 
 
 def test_a_dataset_that_is_smaller_than_a_batch_can_be_padded(joined: Join) -> None:
-    run, _ = start(joined, Numbers(3), last="pad", shuffle=False)
+    run, _ = start(joined, Numbers(3), drop_last=False, shuffle=False)
     assert seen(run, run.epochs(2)) == [[0, 1, 2, 0, 1, 2, 0, 1]] * 2
 
 
@@ -191,7 +191,9 @@ def batches_of(run: holdfast.Run, model: nn.Module, steps: int) -> list[str]:
 def test_loader_processes_change_no_bit(joined: Join, collate: Any) -> None:
     found = []
     for loaders, data in ((0, Augmented()), (2, Augmented()), (0, InOneGo()), (1, InOneGo())):
-        run, training = start(joined, data, collate_fn=collate, loader_workers=loaders, prefetch=3)
+        run, training = start(
+            joined, data, collate_fn=collate, num_workers=loaders, prefetch_factor=3 if loaders else None
+        )
         found.append(batches_of(run, training.model, 10))
         found[-1].append(run.digest())
         run.close()
@@ -212,7 +214,7 @@ def test_an_exception_of_the_dataset_reaches_the_script(joined: Join) -> None:
             raise KeyError("sample 13")
 
     for loaders in (0, 1):
-        run, _ = start(joined, Broken(16), loader_workers=loaders)
+        run, _ = start(joined, Broken(16), num_workers=loaders)
         with pytest.raises(KeyError, match="sample 13"):
             seen(run, run.steps(1))
         run.close()
@@ -371,7 +373,7 @@ def thaw_inside(model: nn.Module) -> None:
 )
 def test_models_that_cannot_be_exact_are_refused(joined: Join, model: Any, inside: Any, sentence: str) -> None:
     training = sgd(model())
-    run = joined(training.model, training.optimizer, dataset(), batch=8, shards=4)
+    run = joined(training.model, training.optimizer, dataset(), batch_size=8, shards=4)
     with pytest.raises(ConfigError, match=sentence) as caught:
         for step in run.steps(1):
             for x, y in step:
@@ -403,6 +405,12 @@ class Opaque:
         pass
 
 
+class Elsewhere(torch.Generator):
+    """One of a device that this machine need not have."""
+
+    device = torch.device("cuda:0")
+
+
 class LazyModel(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.LazyLinear(3))
@@ -411,25 +419,31 @@ class LazyModel(nn.Sequential):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"batch": 10}, "a batch of 10 cannot be cut into 4 equal shards"),
-        ({"batch": 0}, "batch is 0"),
-        ({"batch": -8}, "batch is -8"),
-        ({"batch": "8"}, "batch is '8'"),
-        ({"batch": 8.0}, "batch is 8.0"),
-        ({"batch": True, "shards": 1}, "batch is True"),
+        ({"batch_size": 10}, "a batch of 10 cannot be cut into 4 equal shards"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": -8}, "batch_size is -8"),
+        ({"batch_size": "8"}, "batch_size is '8'"),
+        ({"batch_size": 8.0}, "batch_size is 8.0"),
+        ({"batch_size": True, "shards": 1}, "batch_size is True"),
         ({"shards": 0}, "shards is 0"),
-        ({"shards": 8192, "batch": 8192}, "shards is 8192"),
+        ({"shards": 8192, "batch_size": 8192}, "shards is 8192"),
         ({"seed": "x"}, "seed is 'x'"),
         ({"seed": 1 << 70}, "seed is 1180591620717411303424"),
-        ({"last": "keep"}, "last is 'keep'"),
+        ({"drop_last": "pad"}, "drop_last is 'pad'"),
         ({"threads": -1}, "threads is -1"),
-        ({"numerics": "maybe"}, "numerics is 'maybe'"),
         ({"non_finite": "maybe"}, "non_finite is 'maybe'"),
-        ({"loader_workers": -1}, "loader_workers is -1"),
+        ({"num_workers": -1}, "num_workers is -1"),
         ({"collate_fn": 3}, "collate_fn is an int, not a function"),
-        ({"prefetch": 0}, "loader_workers is 0 and prefetch is 0"),
+        ({"prefetch_factor": 2}, "prefetch_factor is 2, and num_workers is 0: nobody fetches ahead"),
+        ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor is 0"),
+        ({"num_workers": 1, "worker_init_fn": "print"}, "worker_init_fn is a str, not a function"),
+        ({"generator": 3}, "generator is an int, not a torch.Generator"),
+        ({"generator": Elsewhere()}, "the generator is on cuda:0, and the order of samples is drawn on the CPU"),
+        ({"checkpoint": 3}, "checkpoint is an int, not a place"),
+        ({"checkpoint": holdfast.Checkpoints("x", keep=0)}, "keep is 0, but must be from 1"),
+        ({"checkpoint": holdfast.Checkpoints("x", every="soon")}, "a checkpoint every 'soon' makes no sense"),
         ({"dataset": []}, "the dataset is empty"),
-        ({"dataset": Numbers(4)}, "the dataset has 4 samples, fewer than one batch of 8"),
+        ({"dataset": Numbers(4), "drop_last": True}, "the dataset has 4 samples, fewer than one batch of 8"),
         ({"dataset": Stream()}, "an iterable dataset has no positions"),
         ({"dataset": iter([1, 2])}, "the dataset is a list_iterator, which gives its samples once"),
         ({"dataset": {1, 2, 3, 4, 5, 6, 7, 8}}, "the dataset is a set, which gives its samples once"),
@@ -445,7 +459,7 @@ class LazyModel(nn.Sequential):
 )
 def test_bad_arguments_of_join_are_answered_by_a_sentence(joined: Join, options: dict[str, Any], sentence: str) -> None:
     training = sgd(mlp())
-    arguments: dict[str, Any] = {"batch": 8, "shards": 4, **options}
+    arguments: dict[str, Any] = {"batch_size": 8, "shards": 4, **options}
     model = arguments.pop("model", training.model)
     optimizer = arguments.pop("optimizer", training.optimizer)
     data = arguments.pop("dataset", None)

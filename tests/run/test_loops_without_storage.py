@@ -39,7 +39,7 @@ class Hanging(LocalStorage):
 def through_epochs(join: Join, place: Path) -> holdfast.Run:
     torch.manual_seed(0)
     training = sgd(mlp())
-    run = join(training.model, training.optimizer, dataset(), batch=8, shards=4, checkpoint=str(place))
+    run = join(training.model, training.optimizer, dataset(), batch_size=8, shards=4, checkpoint=str(place))
     for epoch in range(EPOCHS):
         for step in run.epochs(epoch + 1):
             for x, y in step:

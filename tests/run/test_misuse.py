@@ -25,7 +25,7 @@ class Training:
         self.model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         data = TensorDataset(torch.randn(256, 4), torch.randint(0, 2, (256,)))
-        self.run = holdfast.join(self.model, self.optimizer, data, batch=8, shards=4, **join)
+        self.run = holdfast.join(self.model, self.optimizer, data, batch_size=8, shards=4, **join)
 
     def go(
         self,
@@ -116,7 +116,7 @@ def test_several_optimizers_each_called_once_are_fine() -> None:
     training.model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     first, second = (torch.optim.SGD(part.parameters(), lr=0.1, momentum=0.9) for part in training.model)
     data = TensorDataset(torch.randn(256, 4), torch.randint(0, 2, (256,)))
-    training.run = holdfast.join(training.model, {"g": first, "d": second}, data, batch=8, shards=4)
+    training.run = holdfast.join(training.model, {"g": first, "d": second}, data, batch_size=8, shards=4)
 
     def both(step: int) -> None:
         second.step()

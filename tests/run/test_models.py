@@ -26,7 +26,7 @@ def train(case: Case, join: Join, *, shards: int, **options: Any) -> tuple[Train
         training.model,
         training.optimizer,
         dataset(),
-        batch=BATCH,
+        batch_size=BATCH,
         shards=shards,
         seed=reference.SEED,
         extras=training.extras,

@@ -33,12 +33,11 @@ def train(steps: int, place: Path, name: str = "two optimizers in turn", join: J
         training.model,
         training.optimizer,
         dataset(),
-        batch=BATCH,
+        batch_size=BATCH,
         shards=SHARDS,
         seed=reference.SEED,
         extras=training.extras,
-        checkpoint=str(place),
-        save_every=1000,
+        checkpoint=holdfast.Checkpoints(place, every=1000),
     )
     for step in run.steps(steps):
         for batch in step:
@@ -72,7 +71,7 @@ def test_each_optimizer_goes_through_a_checkpoint_and_a_file(
 def test_two_models_by_name_are_one_module(joined: Join) -> None:
     torch.manual_seed(5)
     training = gan()
-    run = joined(dict(training.model.items()), training.optimizer, dataset(), batch=8, shards=4)
+    run = joined(dict(training.model.items()), training.optimizer, dataset(), batch_size=8, shards=4)
     assert [name for name, _ in run.model.named_parameters()] == [n for n, _ in training.model.named_parameters()]
     assert run.optimizer == training.optimizer
 
@@ -98,18 +97,18 @@ def test_a_parameter_in_no_optimizer_or_in_two_is_told(joined: Join) -> None:
     g, d = training.model["g"], training.model["d"]
     only_g = torch.optim.SGD(g.parameters(), lr=0.1)
     with pytest.warns(UserWarning, match=r"4 parameters of the model are in no optimizer.*: d.0.weight, d.0.bias, "):
-        joined(training.model, only_g, dataset(), batch=8, shards=4)
+        joined(training.model, only_g, dataset(), batch_size=8, shards=4)
     d.requires_grad_(False)
-    joined(training.model, only_g, dataset(), batch=8, shards=4)
+    joined(training.model, only_g, dataset(), batch_size=8, shards=4)
     shared = {"g": only_g, "all": torch.optim.SGD(training.model.parameters(), lr=0.1)}
     with pytest.warns(UserWarning, match=r"6 parameters .* in two optimizers, 'g' and 'all'.*g.0.weight"):
-        joined(training.model, shared, dataset(), batch=8, shards=4)
+        joined(training.model, shared, dataset(), batch_size=8, shards=4)
 
 
 def test_every_optimizer_is_refused_inside_the_inner_loop(joined: Join) -> None:
     for name in "gd":
         training = gan()
-        run = joined(training.model, training.optimizer, dataset(), batch=8, shards=4)
+        run = joined(training.model, training.optimizer, dataset(), batch_size=8, shards=4)
         with pytest.raises(ConfigError, match=r"was called inside the loop"):
             for step in run.steps(1):
                 for _batch in step:
@@ -118,7 +117,7 @@ def test_every_optimizer_is_refused_inside_the_inner_loop(joined: Join) -> None:
 
 def test_one_optimizer_keeps_its_format(joined: Join, tmp_path: Path) -> None:
     training = sgd(mlp())
-    run = joined(training.model, training.optimizer, dataset(), batch=8, shards=4, checkpoint=str(tmp_path))
+    run = joined(training.model, training.optimizer, dataset(), batch_size=8, shards=4, checkpoint=str(tmp_path))
     for step in run.steps(1):
         for x, _ in step:
             training.model(x).sum().backward()

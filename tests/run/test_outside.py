@@ -50,7 +50,7 @@ def measured(model: nn.Module) -> Callable[[Any], dict[str, Any]]:
 def start(join: Join = holdfast.join, model: nn.Module | None = None, **options: Any) -> tuple[holdfast.Run, nn.Module]:
     torch.manual_seed(5)
     training = sgd(model or mlp(nn.BatchNorm1d(8), nn.Dropout(0.5)))
-    return join(training.model, training.optimizer, dataset(), batch=24, shards=6, **options), training.model
+    return join(training.model, training.optimizer, dataset(), batch_size=24, shards=6, **options), training.model
 
 
 def train(run: holdfast.Run, model: nn.Module, after: Callable[[holdfast.Step], Any], steps: int = STEPS) -> None:

@@ -32,7 +32,7 @@ def train(*, dies_at: tuple[int, int] | None = None, width: int = 8, mode: Any =
     data = TensorDataset(torch.randn(96, 6), torch.randn(96, 1))
     model = nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.4 / width, momentum=0.9)
-    run = holdfast.join(model, optimizer, data, batch=24, shards=SHARDS, seed=1, mode=mode or mode_of_the_page())
+    run = holdfast.join(model, optimizer, data, batch_size=24, shards=SHARDS, seed=1, mode=mode or mode_of_the_page())
     for step in run.steps(STEPS):
         for number, (x, y) in enumerate(step):
             ((model(x) - y) ** 2).mean().backward()
@@ -48,7 +48,9 @@ def by_hand() -> list[torch.Tensor]:
     torch.manual_seed(3)
     data = TensorDataset(torch.randn(96, 6), torch.randn(96, 1))
     model = nn.Linear(6, 1)
-    run = holdfast.join(model, torch.optim.SGD(model.parameters(), lr=0.1), data, batch=24, mode=mode_of_the_page())
+    run = holdfast.join(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), data, batch_size=24, mode=mode_of_the_page()
+    )
     rows: list[list[torch.Tensor]] = []
     for step in run.steps(1):
         for x, y in step:

@@ -194,7 +194,7 @@ def save(storage: LocalStorage, step: int, known: int) -> None:
     model = torch.nn.Linear(2, 2)
     snapshot = Holder(model, torch.optim.SGD(model.parameters(), lr=0.1)).capture(step)
     config = Rewinding(Rewinds((Rewind(back_to=99, passed=(), reason=""),) * known), None, None, alone=True)  # type: ignore[arg-type]
-    write_state(storage, snapshot, created_s=0.0, config=config.mark({"batch": 8}))
+    write_state(storage, snapshot, created_s=0.0, config=config.mark({"batch_size": 8}))
 
 
 def knowing(*back_to: int) -> Rewinding:

@@ -44,9 +44,9 @@ def growing(epoch: int) -> list[int]:
 
 
 SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "weighted": lambda: {"batch": 8, "sampler": weighted()},
-    "weighted, fetched ahead": lambda: {"batch": 8, "sampler": weighted(), "loader_workers": 1},
-    "growing": lambda: {"batch": 8, "sampler": growing},
+    "weighted": lambda: {"batch_size": 8, "sampler": weighted()},
+    "weighted, fetched ahead": lambda: {"batch_size": 8, "sampler": weighted(), "num_workers": 1},
+    "growing": lambda: {"batch_size": 8, "sampler": growing},
     "buckets": lambda: {"batch_sampler": Buckets()},
 }
 
@@ -120,27 +120,28 @@ def test_the_gradient_is_the_mean_over_the_samples_of_an_uneven_batch(joined: Jo
 
 def test_a_drill_learns_that_there_is_a_sampler(joined: Join, tmp_path: Path) -> None:
     training = sgd(mlp())
-    run = joined(training.model, training.optimizer, dataset(), batch=8, shards=4, sampler=weighted())
+    run = joined(training.model, training.optimizer, dataset(), batch_size=8, shards=4, sampler=weighted())
     assert Tracer(run, tmp_path)._plan()["sampler"] is True
 
 
 def test_elastic_mode_takes_a_sampler(joined: Join) -> None:
-    options = {"batch": 8, "sampler": weighted(), "mode": holdfast.Elastic()}
-    assert train(joined, options) == train(joined, {"batch": 8, "sampler": weighted()})
+    options = {"batch_size": 8, "sampler": weighted(), "mode": holdfast.Elastic()}
+    assert train(joined, options) == train(joined, {"batch_size": 8, "sampler": weighted()})
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"batch": 8, "sampler": [1] * 8, "batch_sampler": [[1] * 8]}, "join got a sampler and a batch_sampler"),
-        ({"batch": 8, "batch_sampler": [[1] * 8]}, "join got batch=8, and a batch_sampler that says"),
-        ({"sampler": [1] * 8}, "batch is None"),
+        ({"batch_size": 8, "sampler": [1] * 8, "batch_sampler": [[1] * 8]}, "join got a sampler and a batch_sampler"),
+        ({"batch_size": 8, "batch_sampler": [[1] * 8]}, "join got batch_size=8, and a batch_sampler that says"),
+        ({"sampler": [1] * 8}, "batch_size is None"),
+        ({"drop_last": True, "batch_sampler": [[1] * 8]}, "join got drop_last=True, and a batch_sampler that says"),
         (
             {"batch_sampler": [[1] * 8], "mode": holdfast.Elastic()},
             "in elastic mode every epoch has",
         ),
         (
-            {"batch": 8, "sampler": growing, "mode": holdfast.Elastic()},
+            {"batch_size": 8, "sampler": growing, "mode": holdfast.Elastic()},
             "in elastic mode every epoch has",
         ),
     ],
@@ -158,7 +159,7 @@ def test_a_worker_whose_sampler_gives_another_order_is_not_let_in() -> None:
 
     def body(weight: float) -> Any:
         weights = [1.0 + weight * index for index in range(96)]
-        return train(holdfast.join, {"batch": 8, "sampler": data.WeightedRandomSampler(weights, 48)})
+        return train(holdfast.join, {"batch_size": 8, "sampler": data.WeightedRandomSampler(weights, 48)})
 
     outcomes = forked({"w0.1": lambda: body(1.0), "w1.1": lambda: body(2.0)}, size=1)
     errors = [outcome.error for outcome in outcomes.values() if outcome.error]

@@ -46,7 +46,7 @@ def train(
     **options: Any,
 ) -> None:
     run = holdfast.join(
-        training.model, training.optimizer, data or dataset(), batch=8, shards=4, extras=training.extras, **options
+        training.model, training.optimizer, data or dataset(), batch_size=8, shards=4, extras=training.extras, **options
     )
     for step in run.steps(100):
         before(step)
@@ -65,7 +65,7 @@ def run_case(case: Case) -> Callable[[], None]:
             training.model,
             training.optimizer,
             dataset(),
-            batch=24,
+            batch_size=24,
             shards=6,
             extras=training.extras,
             seed=reference.SEED,
@@ -105,7 +105,7 @@ def test_counters_and_clocks_that_change_no_bit_are_no_fault() -> None:
 def test_loader_processes_and_the_worker_fetch_the_same() -> None:
     def script() -> None:
         model = nn.Sequential(nn.Linear(100, 16), nn.ReLU(), nn.Linear(16, 3))
-        train(sgd(model), data=Rows(), collate_fn=split, loader_workers=2)
+        train(sgd(model), data=Rows(), collate_fn=split, num_workers=2)
 
     assert checked(script).found is None
 
@@ -323,7 +323,7 @@ def closures(patch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def script() -> None:
         training = sgd(mlp())
-        run = holdfast.join(training.model, training.optimizer, dataset(), batch=8, shards=4)
+        run = holdfast.join(training.model, training.optimizer, dataset(), batch_size=8, shards=4)
         for step in run.steps(100):
             for x, y in step:
                 plain(training.model, x, y).backward()

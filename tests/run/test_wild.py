@@ -50,12 +50,12 @@ def split(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(rows[:, 1:]), torch.from_numpy(rows[:, 0]).long()
 
 
-def train_rows(loader_workers: int, at_step: Callable[[int, int], None] | None = None) -> Any:
+def train_rows(num_workers: int, at_step: Callable[[int, int], None] | None = None) -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(100, 16), nn.ReLU(), nn.Linear(16, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     run = holdfast.join(
-        model, optimizer, Rows(), batch=12, shards=6, collate_fn=split, loader_workers=loader_workers, checkpoint="none"
+        model, optimizer, Rows(), batch_size=12, shards=6, collate_fn=split, num_workers=num_workers, checkpoint="none"
     )
     for step in run.steps(8):
         if at_step:
@@ -141,7 +141,7 @@ def test_parameters_and_buffers_made_from_arrays_are_aligned(joined: Join) -> No
     model = nn.Linear(101, 2)
     model.weight = nn.Parameter(torch.from_numpy(odd()))
     model.register_buffer("scale", torch.from_numpy(odd(1))[0])
-    joined(model, torch.optim.SGD(model.parameters(), lr=0.1), dataset(), batch=4, shards=2)
+    joined(model, torch.optim.SGD(model.parameters(), lr=0.1), dataset(), batch_size=4, shards=2)
     assert offsets([model.weight, model.scale]) == [0, 0]
     assert torch.equal(model.weight, torch.arange(202.0).view(2, 101))
 
@@ -188,7 +188,9 @@ class Diverging(nn.Module):
 
 
 def train(joined: Join, training: Training, steps: int = 4, **options: Any) -> holdfast.Run:
-    run = joined(training.model, training.optimizer, dataset(), batch=8, shards=2, extras=training.extras, **options)
+    run = joined(
+        training.model, training.optimizer, dataset(), batch_size=8, shards=2, extras=training.extras, **options
+    )
     for step in run.steps(steps):
         for x, y in step:
             F.cross_entropy(training.model(x), y).backward()
@@ -224,9 +226,9 @@ def test_a_buffer_that_is_no_longer_finite_is_looked_at(joined: Join) -> None:
 def test_closures_are_refused(joined: Join) -> None:
     model = mlp()
     with pytest.raises(ConfigError, match="the optimizer is LBFGS"):
-        joined(model, torch.optim.LBFGS(model.parameters()), dataset(), batch=8, shards=2)
+        joined(model, torch.optim.LBFGS(model.parameters()), dataset(), batch_size=8, shards=2)
     training = sgd(mlp())
-    run = joined(training.model, training.optimizer, dataset(), batch=8, shards=2)
+    run = joined(training.model, training.optimizer, dataset(), batch_size=8, shards=2)
     with pytest.raises(ConfigError, match=r"optimizer.step\(\) was given a closure"):
         for step in run.steps(1):
             for x, y in step:
@@ -269,7 +271,7 @@ def fail(state: Any) -> None:
 def test_an_extra_that_does_not_come_back_is_refused_at_once(joined: Join, extra: Extra, sentence: str) -> None:
     training = sgd(mlp())
     with pytest.raises(ConfigError, match=sentence):
-        joined(training.model, training.optimizer, dataset(), batch=8, shards=2, extras={"x": extra})
+        joined(training.model, training.optimizer, dataset(), batch_size=8, shards=2, extras={"x": extra})
 
 
 def test_an_extra_may_keep_its_state_in_a_list(joined: Join) -> None:
@@ -285,7 +287,7 @@ def test_an_optimizer_without_groups_is_one_sentence(joined: Join) -> None:
 
     model = mlp()
     with pytest.raises(ConfigError, match="the state_dict of the optimizer, a Bare, lacks the entries"):
-        joined(model, Bare(model.parameters(), lr=0.1), dataset(), batch=8, shards=2)
+        joined(model, Bare(model.parameters(), lr=0.1), dataset(), batch_size=8, shards=2)
 
 
 def test_a_seed_that_is_too_large_is_one_sentence(joined: Join) -> None:
@@ -304,7 +306,13 @@ def test_a_set_that_appears_in_an_extra_is_one_sentence_when_a_worker_joins(tmp_
             wait_for_file(gone)
         training, extra = sgd(mlp()), Extra({"n": 1.0})
         run = holdfast.join(
-            training.model, training.optimizer, dataset(), batch=24, shards=6, extras={"x": extra}, seed=reference.SEED
+            training.model,
+            training.optimizer,
+            dataset(),
+            batch_size=24,
+            shards=6,
+            extras={"x": extra},
+            seed=reference.SEED,
         )
         for step in run.steps(40):
             extra.state = {"n": {1, 2}} if step.number > 1 else {"n": 1.0}

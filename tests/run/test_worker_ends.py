@@ -29,7 +29,7 @@ def join() -> tuple[holdfast.Run, nn.Module, torch.optim.Optimizer]:
     data = TensorDataset(torch.randn(64, 6), torch.randn(64, 1))
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return holdfast.join(model, optimizer, data, batch=16, shards=4, seed=1), model, optimizer
+    return holdfast.join(model, optimizer, data, batch_size=16, shards=4, seed=1), model, optimizer
 
 
 def train(leave_at: int | None = None, *, waits: bool = False) -> str:
@@ -106,7 +106,7 @@ import os, signal, torch, holdfast
 from torch.utils.data import TensorDataset
 model = torch.nn.Linear(6, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-run = holdfast.join(model, optimizer, TensorDataset(torch.randn(64, 6)), batch=16, shards=4)
+run = holdfast.join(model, optimizer, TensorDataset(torch.randn(64, 6)), batch_size=16, shards=4)
 def train():
     for step in run.steps(8):
         for (x,) in step:

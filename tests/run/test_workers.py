@@ -74,7 +74,7 @@ def train(case: Case, *, at_step: Callable[[int, int], None] | None = None) -> A
         training.model,
         training.optimizer,
         dataset(),
-        batch=BATCH,
+        batch_size=BATCH,
         shards=SHARDS,
         seed=reference.SEED,
         extras=training.extras,
@@ -129,7 +129,7 @@ def two_loops(at_step: Callable[[int], None]) -> Any:
     """Between its loops the script changes things in a way that must happen once."""
     torch.manual_seed(0)
     training = sgd(mlp())
-    run = holdfast.join(training.model, training.optimizer, dataset(), batch=BATCH, shards=SHARDS)
+    run = holdfast.join(training.model, training.optimizer, dataset(), batch_size=BATCH, shards=SHARDS)
 
     def loop(until: int) -> None:
         for step in run.steps(until):
@@ -188,7 +188,7 @@ def test_buffers_that_change_between_loops_are_the_same_for_any_number_of_worker
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         generator = torch.Generator().manual_seed(1)
         x, y = torch.randn(64, 4, generator=generator), torch.randint(0, 3, (64,), generator=generator)
-        run = holdfast.join(model, optimizer, torch.utils.data.TensorDataset(x, y), batch=16, shards=8)
+        run = holdfast.join(model, optimizer, torch.utils.data.TensorDataset(x, y), batch_size=16, shards=8)
         for until in (0, 2, 2, 5):
             with torch.no_grad():
                 model(x)
@@ -209,7 +209,7 @@ def test_a_loop_that_is_left_early_is_over_for_a_joiner_too(tmp_path: Path) -> N
     def body(at_step: Callable[[int], None]) -> Any:
         torch.manual_seed(0)
         training = sgd(mlp())
-        run = holdfast.join(training.model, training.optimizer, dataset(), batch=BATCH, shards=SHARDS)
+        run = holdfast.join(training.model, training.optimizer, dataset(), batch_size=BATCH, shards=SHARDS)
         for until in (100, 9):
             for step in run.steps(until):
                 at_step(step.number)
@@ -272,14 +272,14 @@ def test_all_workers_die_and_the_next_start_over(tmp_path: Path) -> None:
 def test_other_settings_are_not_let_in() -> None:
     def body(batch: int) -> Any:
         training = sgd(mlp())
-        run = holdfast.join(training.model, training.optimizer, dataset(), batch=batch, shards=SHARDS)
+        run = holdfast.join(training.model, training.optimizer, dataset(), batch_size=batch, shards=SHARDS)
         run.close()
         return "in"
 
     outcomes = forked({"w0.1": lambda: body(24), "w1.1": lambda: body(48)})
     errors = [outcome.error for outcome in outcomes.values() if outcome.error]
     assert len(errors) == 1
-    assert "this worker has batch=" in errors[0] and "but the run has batch=" in errors[0]
+    assert "this worker has batch_size=" in errors[0] and "but the run has batch_size=" in errors[0]
     assert "hint: all workers of a run need the same script and settings" in errors[0]
 
 
@@ -288,7 +288,7 @@ def test_other_arithmetic_is_not_let_in_unless_told_otherwise(numerics: str) -> 
     def body(mark: str) -> Any:
         joining.fingerprint = lambda: mark
         training = sgd(mlp())
-        options: dict[str, Any] = {"batch": BATCH, "shards": SHARDS, "numerics": numerics}
+        options: dict[str, Any] = {"batch_size": BATCH, "shards": SHARDS}
         if numerics == "refuse":
             run = holdfast.join(training.model, training.optimizer, dataset(), **options)
         else:
@@ -300,7 +300,7 @@ def test_other_arithmetic_is_not_let_in_unless_told_otherwise(numerics: str) -> 
         run.close()
         return []
 
-    outcomes = forked({"w0.1": lambda: body("one"), "w1.1": lambda: body("other")})
+    outcomes = forked({"w0.1": lambda: body("one"), "w1.1": lambda: body("other")}, numerics=numerics)
     if numerics == "refuse":
         told = [outcome.error for outcome in outcomes.values() if outcome.error]
     else:
@@ -329,9 +329,9 @@ def test_a_fingerprint_sees_another_capability_and_not_another_moment() -> None:
 def test_a_second_join_in_one_worker_is_answered_by_a_sentence() -> None:
     def body() -> Any:
         training = sgd(mlp())
-        run = holdfast.join(training.model, training.optimizer, dataset(), batch=BATCH, shards=SHARDS)
+        run = holdfast.join(training.model, training.optimizer, dataset(), batch_size=BATCH, shards=SHARDS)
         try:
-            holdfast.join(training.model, training.optimizer, dataset(), batch=BATCH, shards=SHARDS)
+            holdfast.join(training.model, training.optimizer, dataset(), batch_size=BATCH, shards=SHARDS)
         except holdfast.ConfigError as error:
             run.close()
             return str(error)
@@ -346,7 +346,7 @@ def test_different_initial_weights_become_those_of_the_first(tmp_path: Path) -> 
     def body() -> Any:
         torch.manual_seed(os.getpid())
         training: Training = sgd(mlp())
-        run = holdfast.join(training.model, training.optimizer, dataset(), batch=BATCH, shards=SHARDS)
+        run = holdfast.join(training.model, training.optimizer, dataset(), batch_size=BATCH, shards=SHARDS)
         for step in run.steps(3):
             for x, y in step:
                 F.cross_entropy(training.model(x), y).backward()

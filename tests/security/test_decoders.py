@@ -69,7 +69,7 @@ TENSORS = [torch.arange(6.0).view(2, 3), torch.tensor([1, 2], dtype=torch.int16)
 TREE, FLAT = flatten({"w": TENSORS[0], "n": {"k": [1, 2.5, None, "x", (3,)], "b": TENSORS[1], "big": 1 << 90}})
 SNAPSHOT = Snapshot(3, pack_tree(TREE), tuple(FLAT))
 REWINDS = Rewinds((Rewind(back_to=4, passed=(7, 8), reason="why", evict=("w1.1",)),))
-CONFIG = RunConfig(batch=8, shards=4, length=64, parameters=10)
+CONFIG = RunConfig(batch_size=8, shards=4, length=64, parameters=10)
 READY = Ready(4, (0, 1, 2), True, False, "why")
 NOTE = Brought((((0, 2), 0), ((2, 3), 1)), (0, 1), {"loss": {0: 1.5, 2: 0.25}}).encode(bulk=True)
 REGISTRATION = Registration(

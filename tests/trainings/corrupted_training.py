@@ -48,7 +48,7 @@ def main() -> None:
     model = Net(64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=args.steps + 1)
-    run = holdfast.join(model, optimizer, Noisy(), batch=32, shards=8, seed=3, extras={"scheduler": scheduler})
+    run = holdfast.join(model, optimizer, Noisy(), batch_size=32, shards=8, seed=3, extras={"scheduler": scheduler})
     bad = Flip(run.id, args.order)
     for step in run.steps(args.steps):
         bad.happens("parameter", step.number, list(model.parameters()))

@@ -93,10 +93,11 @@ def main() -> None:
         model,
         optimizer,
         Noisy(),
-        batch=4 * args.shards,
+        batch_size=4 * args.shards,
+        drop_last=True,
         shards=args.shards,
         seed=3,
-        loader_workers=args.loaders,
+        num_workers=args.loaders,
         extras={"scheduler": scheduler},
     )
 

@@ -264,7 +264,7 @@ self.columns = nn.ParameterList([torch.randn(()) / 30 for _ in range(5000)])
 self.out = nn.Parameter(torch.randn(500, 3) / 30)
 """,
         ),
-        options='options = {"batch": 4, "shards": 2}',
+        options='options = {"batch_size": 4, "shards": 2}',
         optimizer="optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, foreach=True)",
     ),
     exact(
@@ -273,7 +273,7 @@ self.out = nn.Parameter(torch.randn(500, 3) / 30)
         nightly=True,
         model="model = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 4_900_000), nn.AvgPool1d(1_600_000))",
         optimizer="optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
-        options='options = {"batch": 4, "shards": 2}',
+        options='options = {"batch_size": 4, "shards": 2}',
     ),
     exact(
         "stochastic-depth",

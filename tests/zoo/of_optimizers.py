@@ -295,7 +295,7 @@ SCHEDULES = [
         "gradient-scaler",
         "mixed precision with a `GradScaler` in `extras`, and a step that overflows",
         extras='scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)\nextras["scaler"] = scaler',
-        options='options = {"batch": 24, "shards": 6, "non_finite": "skip"}',
+        options='options = {"batch_size": 24, "shards": 6, "non_finite": "skip"}',
         shard="""
             x, y = batch
             with torch.autocast("cpu", dtype=torch.bfloat16):

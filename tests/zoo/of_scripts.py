@@ -38,7 +38,7 @@ def by_history(change: str, value: str) -> str:
 def rows(name: str, loaders: int) -> Shape:
     return exact(
         name,
-        f"batches that begin at odd places in memory, `loader_workers={loaders}`",
+        f"batches that begin at odd places in memory, `num_workers={loaders}`",
         data="""
         class Rows:
             def __init__(self):
@@ -57,7 +57,7 @@ def rows(name: str, loaders: int) -> Shape:
 
         dataset = Rows()
     """,
-        options=f'options = {{"batch": 12, "shards": 6, "collate_fn": collate, "loader_workers": {loaders}}}',
+        options=f'options = {{"batch_size": 12, "shards": 6, "collate_fn": collate, "num_workers": {loaders}}}',
         model="model = nn.Sequential(nn.Linear(100, 16), nn.ReLU(), nn.Linear(16, 3))",
     )
 
@@ -101,15 +101,15 @@ DATA = [
     rows("odd-offsets-loaders", 2),
     exact(
         "augmented",
-        "augmentation that draws from torch, NumPy and `random`, `loader_workers=2`",
+        "augmentation that draws from torch, NumPy and `random`, `num_workers=2`",
         data=AUGMENTED,
-        options='options = {"batch": 24, "shards": 6, "loader_workers": 2}',
+        options='options = {"batch_size": 24, "shards": 6, "num_workers": 2}',
     ),
     exact(
         "ragged",
         "samples of several lengths, padded by a `collate_fn`",
         data=RAGGED,
-        options='options = {"batch": 24, "shards": 6, "collate_fn": padded}',
+        options='options = {"batch_size": 24, "shards": 6, "collate_fn": padded}',
         shard="""
             x, y = batch
             loss = F.cross_entropy(model(x).sum(1), y)
@@ -133,7 +133,7 @@ DATA = [
         "a `WeightedRandomSampler`",
         options="""
         sampler = torch.utils.data.WeightedRandomSampler(torch.linspace(1, 3, 96), 96)
-        options = {"batch": 24, "shards": 6, "sampler": sampler}
+        options = {"batch_size": 24, "shards": 6, "sampler": sampler}
     """,
     ),
     exact(
@@ -148,12 +148,12 @@ DATA = [
         "odd-shards",
         "7 shards, 91 samples, a last batch that is filled up",
         data="dataset = torch.utils.data.TensorDataset(x[:91], y[:91])",
-        options='options = {"batch": 21, "shards": 7, "last": "pad"}',
+        options='options = {"batch_size": 21, "shards": 7, "drop_last": False}',
     ),
     exact(
         "fewer-shards-than-workers",
         "2 shards, in their order: most workers have none",
-        options='options = {"batch": 8, "shards": 2, "shuffle": False}',
+        options='options = {"batch_size": 8, "shards": 2, "shuffle": False}',
     ),
     refused(
         "iterable-dataset",
@@ -372,7 +372,7 @@ LOOPS = [
         "seed-too-large",
         "a seed above 2**63 - 1",
         "seed is 18446744073709551615",
-        options='options = {"batch": 24, "shards": 6, "seed": 2**64 - 1}',
+        options='options = {"batch_size": 24, "shards": 6, "seed": 2**64 - 1}',
     ),
     not_promised(
         "own-generator",

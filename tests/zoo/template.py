@@ -45,7 +45,7 @@ extras = {}
 # -- data
 dataset = torch.utils.data.TensorDataset(x, y)
 # -- options
-options = {"batch": 24, "shards": 6}
+options = {"batch_size": 24, "shards": 6}
 # -- model
 model = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 3))
 # -- optimizer

@@ -95,7 +95,7 @@ def describe(settings: RunSettings, home: Path, socket_dir: Path) -> dict[str, A
 
 
 def _command(settings: RunSettings, home: Path) -> str:
-    words = ["holdfast", "run", *option_words(settings), "--dir", str(home), *option_words(settings.checkpoint)]
+    words = ["holdfast", "run", *option_words(settings), "--dir", str(home), *settings.checkpoint.words()]
     return shlex.join([*words, *(["-m"] if settings.module else []), settings.script, *settings.arguments])
 
 

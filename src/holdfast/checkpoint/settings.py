@@ -1,10 +1,11 @@
-"""How a run keeps checkpoints: where, how often, which ones stay. Read from flags and from `holdfast.join`."""
+"""How a run keeps checkpoints: where, how often, which ones stay. The command says it; without one, the script."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,37 @@ from holdfast.checkpoint.saving.schedule import Every
 from holdfast.checkpoint.storage.opening import check_uri, scheme_of
 from holdfast.checkpoint.storage.spelling import check_spelling
 from holdfast.core.errors import ConfigError
-from holdfast.core.options.declaring import check_options, option_of
+from holdfast.core.kinds import a_kind
+from holdfast.core.options.declaring import check_options, option_of, option_words, options_of
 from holdfast.core.options.run import CheckpointOptions
 
 NOWHERE = "none"
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """What a script says of its checkpoints: for a run without a command, which has options for all of it."""
+
+    uri: str | os.PathLike[str]
+    _: KW_ONLY
+    every: str | int | None = None  # 500 (steps), "10min", "auto"
+    keep: int | None = None  # how many of the newest stay
+
+    @classmethod
+    def of(cls, given: str | os.PathLike[str] | Checkpoints | None) -> Checkpoints | None:
+        """What was given to join, with a place that is a word."""
+        if given is None:
+            return None
+        said = given if isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
+        if not isinstance(said.uri, str | os.PathLike) or isinstance(os.fspath(said.uri), bytes):
+            raise ConfigError(
+                f"checkpoint is {a_kind(said.uri)}, not a place",
+                hint="give a directory or a URI, or holdfast.Checkpoints(uri, every=..., keep=...)",
+            )
+        if said.keep is not None:
+            about = option_of(CheckpointOptions, "keep")
+            about.kind.check("keep", said.keep, about.hint)
+        return replace(said, uri=os.fspath(said.uri), every=None if said.every is None else str(said.every))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +53,7 @@ class CheckpointSettings(CheckpointOptions):
     """Where `uri` is empty, it is for the agent to say; to a worker that is told nothing else, it means nowhere."""
 
     own: bool = False  # `uri` is the run's own directory, which may move with it
+    given: tuple[str, ...] = ()  # the options that the command was given, by their fields: these hold
 
     def validate(self) -> CheckpointSettings:
         check_options(self)
@@ -58,14 +87,35 @@ class CheckpointSettings(CheckpointOptions):
             return self
         return replace(self, uri=str(run_directory / "checkpoints"), own=True)
 
-    def overruled(self, *, uri: str | None, every: str | int | None, keep: int | None) -> CheckpointSettings:
-        """With what a script says itself, where it says something."""
-        if keep is not None:
-            about = option_of(self, "keep")
-            about.kind.check("keep", keep, about.hint)
-        changes: dict[str, Any] = {"uri": uri, "own": False if uri else None, "every": every, "keep": keep}
-        given = replace(self, **{name: value for name, value in changes.items() if value is not None}).at_home()
-        return replace(given, every=str(given.every), uri="" if given.uri == NOWHERE else given.uri)
+    def with_script(self, said: Checkpoints | None) -> CheckpointSettings:
+        """With what a script says itself, where the command says nothing."""
+        changes = {name: value for name, value in _words_of(said).items() if name not in self.given}
+        if changes.get("uri"):
+            changes["own"] = False
+        changed = replace(self, **changes).at_home()
+        return replace(changed, uri="" if changed.uri == NOWHERE else changed.uri)
+
+    def against_script(self, said: Checkpoints | None) -> str:
+        """Which of the two holds, where a script says something else than the command; empty: they are of one mind."""
+        theirs = replace(self, given=()).with_script(said)
+        differ = [name for name in _words_of(said) if getattr(theirs, name) != getattr(self, name)]
+        told = [
+            f"{one.flag} {one.kind.spell(getattr(self, one.setting)) or NOWHERE}, not "
+            f"{getattr(theirs, one.setting) or NOWHERE}"
+            for one in options_of(self)
+            if one.setting in differ and one.setting in self.given
+        ]
+        return (
+            f"the command's options for checkpoints hold where the script says others: {'; '.join(told)}"
+            if told
+            else ""
+        )
+
+    def words(self) -> list[str]:
+        """The words of a command line that give these settings, and what was given with its usual value too."""
+        given = [one for one in options_of(self) if one.setting in self.given]
+        usual = {one.flag: one.kind.spell(one.default) for one in given if getattr(self, one.setting) == one.default}
+        return [*option_words(self), *(word for pair in usual.items() for word in pair)]
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -75,12 +125,17 @@ class CheckpointSettings(CheckpointOptions):
         if not text:
             return cls()
         try:
-            return cls(**json.loads(text))
+            found = cls(**json.loads(text))
+            return replace(found, given=tuple(found.given))
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"the checkpoint settings in the environment make no sense: {text[:80]!r}",
                 hint="start workers with `holdfast run`",
             ) from error
+
+
+def _words_of(said: Checkpoints | None) -> dict[str, Any]:
+    return {name: value for name, value in asdict(said).items() if value is not None} if said is not None else {}
 
 
 def parse_memory(text: str) -> tuple[int, int] | None:

@@ -6,13 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from holdfast.cli.run_options import add_option
 from holdfast.cli.script_words import misplaced
 from holdfast.core.durations import parse_duration
-from holdfast.core.options.declaring import option_of
-from holdfast.core.options.run import WorkerOptions
 
-THREADS = option_of(WorkerOptions, "threads")
 USAGE = "holdfast check [options] script.py [arguments]\n       holdfast check [options] -m module [arguments]"
 
 
@@ -25,7 +21,6 @@ def add_arguments(check: argparse.ArgumentParser) -> None:
     )
     check.add_argument("--steps", type=int, default=4, metavar="N", help="how many steps (default: 4)")
     check.add_argument("--limit", default="5min", metavar="T", help="how long it may take at most (default: 5min)")
-    add_option(check, THREADS)
     check.add_argument("--json", metavar="FILE", help="write what came of it, for programs")
     check.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="check a module")
     check.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
@@ -46,7 +41,6 @@ def _check(options: argparse.Namespace) -> int:
             words=("-m", *words) if module else tuple(words),
             steps=options.steps,
             limit_s=parse_duration("--limit", options.limit),
-            threads=THREADS.default if options.threads is None else THREADS.parse(options.threads),
             json=Path(options.json) if options.json else None,
         )
     )

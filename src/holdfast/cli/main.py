@@ -176,11 +176,12 @@ def _run(options: argparse.Namespace) -> int:
             "a run on several hosts needs a name that all of them give", hint="add --run NAME, the same on every host"
         )
     home, given = home_directory(options.dir), given_words(options)
+    saving = parse_options(CheckpointSettings, given)
     settings = RunSettings(
         script=words[0],
         arguments=tuple(words[1:]),
         module=module,
-        checkpoint=CheckpointSettings(**parse_options(CheckpointSettings, given)).at_home(),
+        checkpoint=CheckpointSettings(**saving, given=tuple(saving)).at_home(),
         **{"name": "unnamed", **parse_options(RunSettings, given)},
     ).at_home()
     settings.validate()

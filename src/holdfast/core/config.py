@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.options.run import AUDIT_EVERY_MAX
@@ -11,8 +11,6 @@ from holdfast.core.words import decode_json, encode_json
 
 SHARDS_MAX = 4096
 SEED_MAX = 1 << 63
-LAST = ("drop", "pad")
-NUMERICS = ("refuse", "warn")
 NON_FINITE = ("stop", "ignore", "skip", "rewind")
 CHANGEABLE = ("non_finite", "spike")  # between two starts of a run, while nobody is in it
 PATHS = ("host", "hosts", "network")  # gradients travel through one host's memory, also between hosts, over TCP alone
@@ -22,14 +20,15 @@ PATHS = ("host", "hosts", "network")  # gradients travel through one host's memo
 class RunConfig:
     """Frozen when the first worker joins. A later worker whose settings differ is told which."""
 
-    batch: int
+    batch_size: int
     shards: int
     seed: int = 0
     length: int  # of the dataset
-    last: str = "drop"
+    drop_last: bool = False
     shuffle: bool = True
+    order_seed: int | None = None  # with a generator: its seed, which is that of the order of samples
     order: str = ""  # with a sampler: the digest of the first epoch's order
-    batches: bool = False  # they come from a batch sampler, and `batch` is the largest of the first epoch
+    batches: bool = False  # they come from a batch sampler, and `batch_size` is the largest of the first epoch
     threads: int = 1
     parameters: int  # how many numbers the model trains
     path: str = "host"  # see PATHS. It decides no bits, but how many rounds of messages a step takes
@@ -42,22 +41,22 @@ class RunConfig:
     mode: str = ""  # in its own words, see modes/port.py; empty: the one of a run that asks for none
 
     def validate(self) -> RunConfig:
-        for name in ("batch", "shards", "threads"):
+        for name in ("batch_size", "shards", "threads"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} is {value!r}", hint=f"{name} is a whole number of at least 1")
         if self.shards > SHARDS_MAX:
             raise ConfigError(f"shards is {self.shards}", hint=f"at most {SHARDS_MAX}; 8 to 64 is usual")
-        if self.batch % self.shards and not self.batches:
-            near = max(1, round(self.batch / self.shards)) * self.shards
+        if self.batch_size % self.shards and not self.batches:
+            near = max(1, round(self.batch_size / self.shards)) * self.shards
             raise ConfigError(
-                f"a batch of {self.batch} cannot be cut into {self.shards} equal shards",
-                hint=f"make batch a multiple of shards, for example batch={near}",
+                f"a batch of {self.batch_size} cannot be cut into {self.shards} equal shards",
+                hint=f"make batch_size a multiple of shards, for example batch_size={near}",
             )
         if not isinstance(self.seed, int) or not -SEED_MAX <= self.seed < SEED_MAX:
             raise ConfigError(f"seed is {self.seed!r}", hint="a seed is a whole number from -2**63 to 2**63 - 1")
-        if self.last not in LAST:
-            raise ConfigError(f"last is {self.last!r}", hint="last is 'drop' or 'pad'")
+        if not isinstance(self.drop_last, bool):
+            raise ConfigError(f"drop_last is {self.drop_last!r:.40}", hint="drop_last is True or False, as in PyTorch")
         if self.path not in PATHS:
             raise ConfigError(f"path is {self.path!r}", hint=f"path is one of {', '.join(map(repr, PATHS))}")
         self._check_diverging()
@@ -88,6 +87,11 @@ class RunConfig:
         """ConfigError that names what is different from the run's own settings. Whether nothing is, else."""
         theirs = decode_json(data)
         for field in fields(self):
+            if field.name not in theirs and field.default is MISSING:
+                raise ConfigError(
+                    f"the run's settings do not say its {field.name}: another version of Holdfast began it",
+                    hint="go on with that version, or begin another run with another --run name",
+                )
             mine, other = getattr(self, field.name), theirs.get(field.name, field.default)
             if mine != other and field.name == "order":
                 raise ConfigError(

@@ -2,6 +2,7 @@
 
 HoldfastError
 ├── ConfigError           the caller: a wrong argument, file or script. Always carries a hint.
+│   └── ArgumentError     an argument that there is not (any more); a TypeError too
 ├── PeerError             another worker: gone, or it broke the protocol
 │   └── ProtocolError     it sent what no correct peer sends
 ├── LedgerError           the ledger
@@ -51,6 +52,10 @@ class HoldfastError(Exception):
 
 class ConfigError(HoldfastError, ValueError):
     """The caller asked for something that cannot be done."""
+
+
+class ArgumentError(ConfigError, TypeError):
+    """There is no such argument."""
 
 
 class PeerError(HoldfastError):

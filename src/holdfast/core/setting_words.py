@@ -14,6 +14,7 @@ _PATHS = {
 }
 _WORDS: dict[str, Callable[[object], str]] = {
     "length": lambda value: f"a dataset of {value} samples",
+    "order_seed": lambda value: "no generator" if value is None else f"a generator with the seed {value}",
     "order": lambda value: f"a sampler whose first order has the digest {value!s:.8}" if value else "no sampler",
     "batches": lambda value: "a batch sampler" if value else "batches of one size",
     "parameters": lambda value: f"a model with {value} trained numbers",
@@ -23,6 +24,7 @@ _WORDS: dict[str, Callable[[object], str]] = {
 }
 LABELS = {
     "length": "samples in the dataset",
+    "order_seed": "seed of the generator",
     "order": "digest of the sampler's first order",
     "batches": "batches come from a batch sampler",
     "parameters": "trained numbers in the model",
@@ -32,7 +34,7 @@ LABELS = {
 
 
 def setting_words(name: str, value: object) -> str:
-    """`batch=64` for an argument of join, `--audit 0.5` for an option, `a dataset of 8 samples` for neither."""
+    """`batch_size=64` for an argument of join, `--audit 0.5` for an option, `a dataset of 8 samples` for neither."""
     words = _WORDS.get(name)
     option = next((one for one in options_of(WorkerOptions) if one.setting == name), None)
     if words is None and option is not None and isinstance(value, int | float):

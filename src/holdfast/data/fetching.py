@@ -81,8 +81,16 @@ class LoaderStart:
         let_go_of_sockets()
         if self.parent is not None:
             die_with_parent(self.parent)
+        show_dataset()
         if self.worker_init_fn is not None:
             self.worker_init_fn(number)
+
+
+def show_dataset() -> None:
+    """Lets torch's get_worker_info say the script's own dataset, which worker_init_fn and the dataset may ask for."""
+    info = get_worker_info()
+    if info is not None and isinstance(info.dataset, ShardFetcher):
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # the info is frozen
 
 
 def let_go_of_sockets() -> None:

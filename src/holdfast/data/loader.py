@@ -42,8 +42,8 @@ class ShardLoader:
         plan: ShardPlan,
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        loader_workers: int = 0,
-        prefetch: int = 2,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: str | None = None,
     ) -> None:
@@ -52,22 +52,18 @@ class ShardLoader:
             raise ConfigError(
                 f"collate_fn is {a_kind(collate_fn)}, not a function", hint="give a function from samples to a batch"
             )
-        if loader_workers < 0 or prefetch < 1:
-            raise ConfigError(
-                f"loader_workers is {loader_workers} and prefetch is {prefetch}",
-                hint="loader_workers is 0 or more, prefetch (batches per loader process) is 1 or more",
-            )
+        _check_processes(num_workers, prefetch_factor, worker_init_fn)
         self._plan = plan.validate()
         self._fetcher = ShardFetcher(dataset, plan.seed, collate_fn)
-        self._workers = loader_workers
-        self._prefetch = prefetch
+        self._workers = num_workers
+        self._prefetch_factor = prefetch_factor
         self._worker_init_fn = worker_init_fn
         self._context = multiprocessing_context
         self._queue = _Queue(plan)
         self._loader: DataLoader[Any] | None = None
         self._batches: Any = None  # the DataLoader's iterator, while there are loader processes
         self._restarts = 0
-        self._stacks = LoaderStacks() if multiprocessing_context in (None, "fork") and loader_workers else None
+        self._stacks = LoaderStacks() if multiprocessing_context in (None, "fork") and num_workers else None
 
     def expect(self, upcoming: Iterable[Place]) -> None:
         """From now on, prefetch in this order: (step, shard) after (step, shard), read lazily, endless or not."""
@@ -149,7 +145,7 @@ class ShardLoader:
             batch_size=None,
             sampler=self._queue,
             num_workers=self._workers,
-            prefetch_factor=self._prefetch,
+            prefetch_factor=self._prefetch_factor,  # None: as many as torch thinks best
             persistent_workers=True,
             collate_fn=_as_it_is,
             worker_init_fn=LoaderStart(parent, self._worker_init_fn, self._stacks),
@@ -194,7 +190,7 @@ class ShardLoader:
             self.close()
             raise ConfigError(
                 f"loader processes died {self._restarts} times in a row: {death}",
-                hint="look for a crash in the dataset or too little memory; loader_workers=0 shows where it happens",
+                hint="look for a crash in the dataset or too little memory; num_workers=0 shows where it happens",
             ) from death
         self._abandon()
         self._start()
@@ -315,6 +311,28 @@ def _end_at_once(batches: Any) -> None:
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _check_processes(num_workers: Any, prefetch_factor: Any, worker_init_fn: Any) -> None:
+    if type(num_workers) is not int or num_workers < 0:
+        raise ConfigError(
+            f"num_workers is {num_workers!r:.40}", hint="how many loader processes each worker has: 0 or more"
+        )
+    if prefetch_factor is not None and num_workers == 0:
+        raise ConfigError(
+            f"prefetch_factor is {prefetch_factor!r:.40}, and num_workers is 0: nobody fetches ahead",
+            hint="set num_workers to 1 or more, or leave out prefetch_factor",
+        )
+    if prefetch_factor is not None and (type(prefetch_factor) is not int or prefetch_factor < 1):
+        raise ConfigError(
+            f"prefetch_factor is {prefetch_factor!r:.40}",
+            hint="how many batches each loader process fetches ahead: 1 or more",
+        )
+    if worker_init_fn is not None and not callable(worker_init_fn):
+        raise ConfigError(
+            f"worker_init_fn is {a_kind(worker_init_fn)}, not a function",
+            hint="give a function of the loader process's number, from 0",
+        )
 
 
 def _check_dataset(dataset: Any, plan: ShardPlan) -> None:

@@ -113,7 +113,7 @@ class Sampling:
             if not hasattr(batch, "__iter__") or getattr(batch, "ndim", 1) == 0:
                 raise ConfigError(
                     f"the batch_sampler gives {a_kind(batch)}, and is to give lists of indices",
-                    hint="give it as sampler=, with batch=...",
+                    hint="give it as sampler=, with batch_size=...",
                 )
             indices = self._numbers(batch)
             if len(indices) < self._shards:

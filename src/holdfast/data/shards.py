@@ -1,16 +1,15 @@
 """Which samples are in which shard: pure index arithmetic over one permutation per epoch, or over a sampler's order.
 
 Invariants: `indices(step, shard)` depends on nothing but the plan, the step and the shard. In an epoch every sample
-of the first `steps_per_epoch * batch` places of the permutation is used exactly once; with last="pad" the last batch
-is filled up from the permutation's beginning. The batches of a batch sampler are cut as evenly as can be. Owns a cache
-of two permutations, which changes no result.
+of the first `steps_per_epoch * batch_size` places of the permutation is used exactly once; without drop_last the last
+batch is filled up from the permutation's beginning. The batches of a batch sampler are cut as evenly as can be. Owns a
+cache of two permutations, which changes no result.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 
@@ -23,24 +22,26 @@ _CACHED_EPOCHS = 2  # a prefetching loader looks into the next epoch while this 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """How a dataset of `length` samples is cut into steps of `batch` samples in `shards` shards.
+    """How a dataset of `length` samples is cut into steps of `batch_size` samples in `shards` shards.
 
-    With `sampling`, an epoch has the samples that it gives; of its batches, `batch` is the largest in the first epoch.
+    `order_seed` is the seed of the order, where that is another than `seed`. With `sampling`, an epoch has the samples
+    that it gives; of its batches, `batch_size` is the largest in the first epoch.
     """
 
     length: int
-    batch: int
+    batch_size: int
     shards: int
     seed: int
-    last: Literal["drop", "pad"] = "drop"
+    drop_last: bool = False
     shuffle: bool = True
+    order_seed: int | None = None
     sampling: Sampling | None = field(default=None, repr=False, compare=False)
     _cache: dict[int, torch.Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
     _first_steps: list[int] = field(default_factory=lambda: [0], init=False, repr=False, compare=False)  # of epochs
 
     def validate(self) -> ShardPlan:
         """Itself, or a ConfigError that says what to change."""
-        for name in ("length", "batch", "shards", "seed"):
+        for name in ("length", "batch_size", "shards", "seed"):
             value = getattr(self, name)
             if type(value) is not int:
                 raise ConfigError(f"{name} is {value!r:.40}, not an integer", hint=f"pass an integer as {name}")
@@ -48,26 +49,31 @@ class ShardPlan:
             raise ConfigError("the dataset is empty", hint="pass a dataset with at least one sample")
         if self.shards < 1:
             raise ConfigError(f"shards is {self.shards}", hint="a step has at least 1 shard, and usually 8 to 64")
-        if self.batch < 1:
-            raise ConfigError(f"batch is {self.batch}", hint="batch counts the samples of a step over all workers")
-        if self.batch % self.shards and not self._has_batches:
-            below, above = self.batch // self.shards * self.shards, -(-self.batch // self.shards) * self.shards
+        if self.batch_size < 1:
+            raise ConfigError(
+                f"batch_size is {self.batch_size}", hint="batch_size counts the samples of a step over all workers"
+            )
+        if self.batch_size % self.shards and not self._has_batches:
+            below = self.batch_size // self.shards * self.shards
+            above = below + self.shards
             choices = f"{below} or {above}" if below else f"{above}"
             raise ConfigError(
-                f"a batch of {self.batch} cannot be cut into {self.shards} equal shards",
-                hint=f"use batch={choices}, or a number of shards that divides {self.batch}",
+                f"a batch of {self.batch_size} cannot be cut into {self.shards} equal shards",
+                hint=f"use batch_size={choices}, or a number of shards that divides {self.batch_size}",
             )
-        if self.last not in ("drop", "pad"):
-            raise ConfigError(f"last is {self.last!r:.40}", hint='use last="drop" or last="pad"')
+        if type(self.drop_last) is not bool:
+            raise ConfigError(
+                f"drop_last is {self.drop_last!r:.40}", hint="drop_last=True or drop_last=False, as in PyTorch"
+            )
         self._check_samples(0, self.length if self.sampling is None else self.sampling.size)
         return self
 
     def _check_samples(self, epoch: int, samples: int) -> None:
-        if self.last == "drop" and samples < self.batch and not self._has_batches:
+        if self.drop_last and samples < self.batch_size and not self._has_batches:
             whose = "the dataset has" if self.sampling is None else f"the sampler gives epoch {epoch}"
             raise ConfigError(
-                f"{whose} {samples} samples, fewer than one batch of {self.batch}",
-                hint='use a smaller batch, or last="pad" to fill the last batch up from the epoch\'s beginning',
+                f"{whose} {samples} samples, fewer than one batch of {self.batch_size}",
+                hint="use a smaller batch_size, or drop_last=False to fill the last one up from the epoch's beginning",
             )
 
     @property
@@ -76,7 +82,7 @@ class ShardPlan:
 
     @property
     def samples_per_shard(self) -> int:
-        return self.batch // self.shards
+        return self.batch_size // self.shards
 
     @property
     def steps_per_epoch(self) -> int:
@@ -87,7 +93,7 @@ class ShardPlan:
         """`size`: samples of an epoch, or batches, if they come as such."""
         if self._has_batches:
             return size
-        return size // self.batch if self.last == "drop" else -(-size // self.batch)
+        return size // self.batch_size if self.drop_last else -(-size // self.batch_size)
 
     def epoch_of(self, step: int) -> int:
         """Steps and epochs count from 0."""
@@ -121,7 +127,7 @@ class ShardPlan:
         """Of all its shards."""
         epoch, position = self.locate(step)
         if self.sampling is None or not self.sampling.batches:
-            return self.batch
+            return self.batch_size
         start, stop = self.sampling.order(epoch).batch(position)
         return stop - start
 
@@ -137,7 +143,7 @@ class ShardPlan:
         """The samples of shard `shard` of step `step`, in their order."""
         assert step >= 0 and 0 <= shard < self.shards, f"step {step}, shard {shard} of {self.shards}"
         epoch, position = self.locate(step)
-        start = position * self.batch + shard * self.samples_per_shard
+        start = position * self.batch_size + shard * self.samples_per_shard
         stop = start + self.samples_per_shard
         if self.sampling is None and not self.shuffle:
             return [place % self.length for place in range(start, stop)]
@@ -155,7 +161,8 @@ class ShardPlan:
     def _permutation(self, epoch: int) -> torch.Tensor:
         found = self._cache.get(epoch)
         if found is None:
-            generator = torch.Generator().manual_seed(derive_seed(self.seed, "epoch", epoch))
+            seed = self.seed if self.order_seed is None else self.order_seed
+            generator = torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch))
             found = torch.randperm(self.length, generator=generator)
             while len(self._cache) >= _CACHED_EPOCHS:
                 self._cache.pop(next(iter(self._cache)))

@@ -47,7 +47,7 @@ class LoaderStacks:
         warnings.warn(
             f"no batch has come from the loader processes for {PATIENCE_S:.0f} s; process {pids[0]} stands {place}. If "
             "it waits for a lock there, another thread held it when the process was forked: make the lock in the "
-            "dataset's __getitem__ or a worker_init_fn, or use loader_workers=0",
+            "dataset's __getitem__ or a worker_init_fn, or use num_workers=0",
             stacklevel=5,
         )
 

@@ -256,7 +256,7 @@ def _samples(faulty: Outcome, indices: Callable[[int, int], list[int]] | None) -
     plan = faulty.trace.plan
     if plan.get("sampler"):
         return Verdict(name, True, f"{text}; which samples these have is the sampler's word")
-    if indices is None or len(counted) * int(plan.get("batch", 0)) > SAMPLES_MAX:
+    if indices is None or len(counted) * int(plan.get("batch_size", 0)) > SAMPLES_MAX:
         return Verdict(name, True, text)
     wrong = _uneven(counted.keys(), indices, plan)
     return Verdict(name, not wrong, wrong or f"{text}, and no sample is twice in an epoch")
@@ -264,13 +264,14 @@ def _samples(faulty: Outcome, indices: Callable[[int, int], list[int]] | None) -
 
 def _uneven(steps: Any, indices: Callable[[int, int], list[int]], plan: Mapping[str, Any]) -> str:
     """What is wrong with the samples of these steps; empty: nothing. The last batch of an epoch may be filled up."""
-    per_epoch = -(-plan["length"] // plan["batch"]) if plan["last"] == "pad" else plan["length"] // plan["batch"]
+    length, size, drop_last = plan["length"], plan["batch_size"], plan["drop_last"]
+    per_epoch = length // size if drop_last else -(-length // size)
     epochs: dict[int, Counter[int]] = {}
     for step in sorted(steps):
         used = epochs.setdefault(step // per_epoch, Counter())
         for shard in range(plan["shards"]):
             used.update(indices(step, shard))
-    filled = per_epoch * plan["batch"] - plan["length"] if plan["last"] == "pad" else 0
+    filled = 0 if drop_last else per_epoch * size - length
     for epoch, used in epochs.items():
         twice = [sample for sample, times in used.items() if times > 1]
         if len(twice) > filled:

@@ -55,7 +55,10 @@ class Tracer:
 
     def _plan(self) -> dict[str, Any]:
         plan = self._run.plan
-        fields = {name: getattr(plan, name) for name in ("length", "batch", "shards", "seed", "last", "shuffle")}
+        fields = {
+            name: getattr(plan, name)
+            for name in ("length", "batch_size", "shards", "seed", "drop_last", "shuffle", "order_seed")
+        }
         return fields if plan.sampling is None else {**fields, "sampler": True}
 
     def _write(self, record: dict[str, Any]) -> None:

@@ -47,5 +47,5 @@ def check_fingerprint(mine: str, theirs: str, other: str) -> None:
     if mine != theirs:
         raise NumericsError(
             f"this machine's arithmetic does not give the same bits as {other}'s",
-            hint="use the same CPU type, torch version and threads on all hosts, or join(numerics='warn')",
+            hint="use the same CPU type, torch version and threads on all hosts, or `holdfast run --numerics warn`",
         )

@@ -19,6 +19,7 @@ from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
 from holdfast.core.config import CHANGEABLE, RunConfig
 from holdfast.core.errors import ConfigError, LedgerUnavailable, NumericsError
 from holdfast.core.options.declaring import option_of
+from holdfast.core.options.run import REFUSE
 from holdfast.core.rewinds import Rewinds
 from holdfast.core.words import (
     KEY_CONFIG,
@@ -135,7 +136,7 @@ class Place:
     def network(self) -> bool:
         return path_of(self.environment) == "network"
 
-    def agree(self, config: RunConfig, numerics: str) -> None:
+    def agree(self, config: RunConfig) -> None:
         """Be of one mind with the run on what decides its bits; the first worker sets it."""
         deadline = time.monotonic() + LEDGER_WAIT_S
         if self.environment is None:
@@ -143,7 +144,7 @@ class Place:
         told = False
         while True:
             try:
-                self._agree(config, numerics)
+                self._agree(config)
                 break
             except LedgerUnavailable as error:
                 # etcd comes back; an agent that is gone with its ledger may not, and nobody else would end us then.
@@ -158,14 +159,14 @@ class Place:
             sizes = [decode_whole(entry.value, "workers") or 0 for entry in self.ledger.read(KEY_SIZE).entries]
             self.mode.check_size(sum(sizes)) if any(sizes) else None
 
-    def _agree(self, config: RunConfig, numerics: str) -> None:
+    def _agree(self, config: RunConfig) -> None:
         if self.ledger.compare_and_set(KEY_CONFIG, config.encode(), expected=0) is None:
             entry = self.ledger.get(KEY_CONFIG)
             if entry is not None and not config.check_same(entry.value, may_differ=CHANGEABLE):
                 if self.ledger.read(KEY_WORKERS).entries:
                     config.check_same(entry.value)
                 elif self.ledger.compare_and_set(KEY_CONFIG, config.encode(), expected=entry.revision) is None:
-                    self._agree(config, numerics)
+                    self._agree(config)
                     return
         if self.ledger.compare_and_set(KEY_RUN, encode_json({"id": self.run_id}), expected=0) is None:
             known = self.ledger.get(KEY_RUN)
@@ -176,15 +177,15 @@ class Place:
         if self.ledger.compare_and_set(KEY_NUMERICS, mark, expected=0) is None:
             entry = self.ledger.get(KEY_NUMERICS)
             if entry is not None:
-                self._compare(entry.value, numerics)
+                self._compare(entry.value)
 
-    def _compare(self, value: bytes, numerics: str) -> None:
+    def _compare(self, value: bytes) -> None:
         theirs = decode_json(value)
         try:
             other = f"{theirs.get('worker')} (torch {theirs.get('torch')})"
             check_fingerprint(self.fingerprint, str(theirs.get("fingerprint")), other)
         except NumericsError as error:
-            if numerics == "refuse":
+            if self.environment is None or self.environment.numerics == REFUSE:
                 raise
             self.events.write("warning", text=error.message)
             warnings.warn(str(error), stacklevel=4)

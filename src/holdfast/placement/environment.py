@@ -73,11 +73,14 @@ class WorkerEnvironment(WorkerOptions):
             ) from error
 
 
-def process_variables(threads: int) -> dict[str, str]:
-    """What is set for every process that runs a script, whoever starts it."""
+def process_variables() -> dict[str, str]:
+    """What is set for every process that runs a script, whoever starts it.
+
+    One compute thread, so that none has started before a fork; `join` sets how many the run computes with.
+    """
     return {
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": "0",  # sets and dicts of strings in the same order in every worker
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
     }

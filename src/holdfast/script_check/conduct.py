@@ -35,7 +35,6 @@ class Request:
     steps: int = STEPS
     limit_s: float = LIMIT_S
     json: Path | None = None
-    threads: int = 1
 
     def validate(self) -> Request:
         if not self.words or self.words == ("-m",):
@@ -87,7 +86,7 @@ class Process:
         self.task = task
         self.log = task.directory / f"{task.role}.log"
         variables = {name: value for name, value in os.environ.items() if name != RUN_DIR}
-        variables |= {**process_variables(request.threads), PLACE: task.encode()}
+        variables |= {**process_variables(), PLACE: task.encode()}
         command = [
             sys.executable,
             "-m",

@@ -41,8 +41,8 @@ def check_joins(task: Task) -> None:
 
     @functools.wraps(join)
     def checked(model: Any, optimizer: Any, dataset: Any, **options: Any) -> Run:
-        if task.role == JOINER and options.get("loader_workers"):
-            options["loader_workers"] = 0  # another way to fetch, of which nothing may depend
+        if task.role == JOINER and options.get("num_workers"):
+            options |= {"num_workers": 0, "prefetch_factor": None}  # another way to fetch, of which nothing may depend
         run = join(model, optimizer, dataset, **options)
         extras = dict(options.get("extras") or {})
         known = (run, *by_name(run.optimizer).values(), *extras.values(), model, optimizer, extras)

@@ -127,7 +127,7 @@ class Crew:
         return {
             **os.environ,
             **place.to_variables(),
-            **process_variables(settings.threads),
+            **process_variables(),
         }
 
     def _new_log(self, worker: str) -> Path:

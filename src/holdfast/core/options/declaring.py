@@ -30,7 +30,6 @@ class Option:
     help: str
     more: str = ""
     hint: str = ""
-    decides_bits: bool = False  # then it is part of core/config.py's RunConfig
 
     @property
     def spelled_default(self) -> str:

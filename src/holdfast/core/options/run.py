@@ -11,13 +11,13 @@ from holdfast.core.options.declaring import Option, option
 from holdfast.core.options.kinds import Choice, Duration, Fraction, ListenAddress, Text, Whole
 
 WORKERS_MAX = 1024
-THREADS_MAX = 1024
 COUNT_MAX = 1_000_000  # of restarts, of strikes, of checkpoints
 STEPS_MAX = 10**12
 AUDIT_EVERY_MAX = 1_000_000
 DAY_S = 86400.0
 WARM, COLD = STARTS = ("warm", "cold")  # forked from a process that has imported what they need, or one by one
 PATHS = ("auto", "shared-memory", "network")
+REFUSE, WARN = NUMERICS = ("refuse", "warn")  # a worker whose arithmetic gives other bits
 DASHBOARD_PORT = 8642
 METRICS_PORT = 9464  # where OpenTelemetry's exporter for Prometheus is
 
@@ -147,9 +147,6 @@ class AgentOptions:
 class WorkerOptions:
     """What workers read as well: each becomes a variable of their environment."""
 
-    threads: int = option(
-        Whole(1, THREADS_MAX), 1, group=CREW, metavar="T", help="compute threads of each worker", decides_bits=True
-    )
     late_after_s: float = option(
         Duration(0.1, 7 * DAY_S, never=True),
         0.5,
@@ -235,6 +232,13 @@ class WorkerOptions:
         group=HOSTS,
         help="how gradients travel",
         more="`network` is TCP; `auto` is shared memory, and between hosts one stream for each",
+    )
+    numerics: str = option(
+        Choice(NUMERICS),
+        REFUSE,
+        group=HOSTS,
+        help="what to do about a worker whose arithmetic gives other bits",
+        more="`warn` lets it train, and the run is [no longer exact](../guarantees.md); audits are off then",
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from holdfast.state.extras import Stateful
 from holdfast.state.naming import named_parameters
 from holdfast.state.optimizer import Optimizers, by_name, described
 
-_CALL = "holdfast.join(model, optimizer, dataset, batch=...)"
+_CALL = "holdfast.join(model, optimizer, dataset, batch_size=...)"
 _NAMES_SHOWN = 3
 _WRAPPERS = {
     "DistributedDataParallel": "averages gradients over processes itself",
@@ -250,24 +250,44 @@ def length_of(dataset: Any) -> int:
     return length
 
 
-def planned(config: RunConfig, batch: int | None, sampler: Any, batch_sampler: Any) -> tuple[RunConfig, ShardPlan]:
+def check_generator(generator: Any) -> int | None:
+    """The seed of the order of samples that a generator stands for. It is not advanced."""
+    if generator is None:
+        return None
+    if not isinstance(generator, torch.Generator):
+        raise ConfigError(
+            f"generator is {a_kind(generator)}, not a torch.Generator",
+            hint="generator=torch.Generator().manual_seed(...), or a number as seed",
+        )
+    if generator.device.type != "cpu":
+        raise ConfigError(
+            f"the generator is on {generator.device}, and the order of samples is drawn on the CPU",
+            hint="generator=torch.Generator().manual_seed(...)",
+        )
+    return generator.initial_seed()
+
+
+def planned(config: RunConfig, batch_size: int | None, sampler: Any, batch_sampler: Any) -> tuple[RunConfig, ShardPlan]:
     """Which samples are in which shard, and the run's settings with the order that a sampler gives them."""
     if sampler is not None and batch_sampler is not None:
         raise ConfigError(
             "join got a sampler and a batch_sampler", hint="a batch_sampler has its own: leave out sampler"
         )
-    if batch_sampler is not None and batch is not None:
+    if batch_sampler is not None and (batch_size is not None or config.drop_last):
+        both = f"batch_size={batch_size!r}" if batch_size is not None else "drop_last=True"
         raise ConfigError(
-            f"join got batch={batch!r}, and a batch_sampler that says how large each batch is", hint="leave out batch"
+            f"join got {both}, and a batch_sampler that says how large each batch is",
+            hint=f"leave out {both.partition('=')[0]}",
         )
     sampling = None
     given = sampler if batch_sampler is None else batch_sampler
     if given is not None:
         batches = batch_sampler is not None
-        sampling = Sampling(given, length=config.length, seed=config.seed, shards=config.shards, batches=batches)
-        largest = sampling.largest if batches else config.batch
-        config = replace(config, order=sampling.digest, batches=batches, batch=largest)
-    cut = {name: getattr(config, name) for name in ("length", "batch", "shards", "seed", "last", "shuffle")}
+        seed = config.seed if config.order_seed is None else config.order_seed
+        sampling = Sampling(given, length=config.length, seed=seed, shards=config.shards, batches=batches)
+        largest = sampling.largest if batches else config.batch_size
+        config = replace(config, order=sampling.digest, batches=batches, batch_size=largest)
+    cut = {one.name: getattr(config, one.name) for one in fields(ShardPlan) if hasattr(config, one.name)}
     return config, ShardPlan(**cut, sampling=sampling).validate()
 
 
@@ -313,11 +333,13 @@ def _instead_of(loader: torch.utils.data.DataLoader[Any], shards: int) -> str:
     if isinstance(loader.dataset, data.IterableDataset):
         return f"its dataset, {a_kind(loader.dataset)}, is iterable: write one with __len__ and __getitem__"
     if loader.batch_size is None:
-        words.append("batch_sampler=loader.batch_sampler" if loader.batch_sampler is not None else "batch=...")
+        words.append("batch_sampler=loader.batch_sampler" if loader.batch_sampler is not None else "batch_size=...")
     else:
-        words.append(f"batch={loader.batch_size}")
+        words.append(f"batch_size={loader.batch_size}")
         if isinstance(shards, int) and shards > 0 and loader.batch_size % shards:
             words.append(f"shards={max(n for n in range(1, shards + 1) if loader.batch_size % n == 0)}")
+        if loader.drop_last:
+            words.append("drop_last=True")
         sampler: Any = loader.sampler
         shuffled = type(sampler) is data.RandomSampler and not sampler.replacement and sampler._num_samples is None
         if isinstance(sampler, data.SequentialSampler):
@@ -327,5 +349,8 @@ def _instead_of(loader: torch.utils.data.DataLoader[Any], shards: int) -> str:
     if loader.collate_fn not in (data.default_collate, data.default_convert):
         words.append("collate_fn=loader.collate_fn")
     if loader.num_workers:
-        words.append(f"loader_workers={loader.num_workers}")
+        words.append(f"num_workers={loader.num_workers}")
+    if loader.num_workers and loader.prefetch_factor not in (None, 2):
+        words.append(f"prefetch_factor={loader.prefetch_factor}")
+    words += [f"{name}=loader.{name}" for name in ("worker_init_fn", "generator") if getattr(loader, name) is not None]
     return f"holdfast.join({', '.join(words)})"

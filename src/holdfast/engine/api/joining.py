@@ -9,20 +9,21 @@ from typing import Any
 
 import torch
 
-from holdfast.checkpoint.settings import CheckpointSettings
-from holdfast.core.config import NUMERICS, RunConfig
-from holdfast.core.errors import ConfigError
+from holdfast.checkpoint.settings import Checkpoints, CheckpointSettings
+from holdfast.core.config import RunConfig
 from holdfast.data.loader import ShardLoader
 from holdfast.data.sampling import Given
 from holdfast.engine.api.hash_order import say_where_order_is_chance
 from holdfast.engine.api.inputs import (
     check_dataset,
     check_extras,
+    check_generator,
     check_model,
     check_optimizers,
     doubts_about,
     planned,
 )
+from holdfast.engine.api.old_names import tells_new_names
 from holdfast.engine.api.process_edge import ProcessEdge, check_free
 from holdfast.engine.api.run import Run
 from holdfast.engine.freed_memory import keep_freed_memory
@@ -45,27 +46,27 @@ from holdfast.state.snapshot import Holder
 LOOPS = "holdfast.loops"  # our own part of a snapshot's extras
 
 
+@tells_new_names
 def join(
     model: torch.nn.Module | Mapping[str, torch.nn.Module],
     optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
     dataset: Any,
     *,
-    batch: int | None = None,
+    batch_size: int | None = None,
     shards: int = 8,
     seed: int = 0,
-    last: str = "drop",
+    drop_last: bool = False,
     shuffle: bool = True,
     sampler: Given | None = None,
     batch_sampler: Given | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
-    loader_workers: int = 0,
-    prefetch: int = 2,
+    num_workers: int = 0,
+    prefetch_factor: int | None = None,
+    worker_init_fn: Callable[[int], None] | None = None,
+    generator: torch.Generator | None = None,
     extras: Mapping[str, Stateful] | None = None,
-    checkpoint: str | None = None,
-    save_every: str | int | None = None,
-    keep: int | None = None,
-    threads: int | None = None,
-    numerics: str = "refuse",
+    checkpoint: str | os.PathLike[str] | Checkpoints | None = None,
+    threads: int = 1,
     non_finite: str = "stop",
     spike: float = 0.0,
     mode: Mode | None = None,
@@ -73,71 +74,75 @@ def join(
     """Take part in the run that this process was started for; started by hand, be a run of one.
 
     Several optimizers are given by name, {"g": opt_g, "d": opt_d}; so may be several models.
-    A step takes `batch` samples in `shards` equal shards. With the same seed, batch and shards the weights are the
-    same bits for any number of workers, whatever fails. `extras` are other things with a state_dict that change
+    A step takes `batch_size` samples in `shards` equal shards. With the same seed, batch_size and shards the weights
+    are the same bits for any number of workers, whatever fails. `extras` are other things with a state_dict that change
     during training (scheduler, averaged model, gradient scaler): they travel to workers that join.
+    What has a name of torch's DataLoader means what it means there; num_workers are processes of each worker.
     `mode` is how a step is made of what the workers bring, and exact if nothing is said (docs/reference/python.md).
-    `checkpoint` is where checkpoints are kept, and found again when no worker is left: a directory, s3://…, hdfs://….
+    `checkpoint` is where checkpoints are kept, and found again when no worker is left: a directory, s3://…, hdfs://…,
+    or holdfast.Checkpoints(uri, every=…, keep=…). What `holdfast run` says of them holds.
     """
     environment = WorkerEnvironment.from_variables()
     capture = (mode := mode_or_default(mode)).capture(model := check_model(model))
     optimizer = check_optimizers(optimizer, capture.parameters)
     extras = check_extras(extras, model, optimizer)
-    saving = _told(environment).overruled(uri=checkpoint, every=save_every, keep=keep).validate()
+    told, said = _told(environment), Checkpoints.of(checkpoint)
+    saving = told.with_script(said).validate()
     config = RunConfig(
-        batch=batch if batch_sampler is None else shards,  # type: ignore[arg-type]
+        batch_size=batch_size if batch_sampler is None else shards,  # type: ignore[arg-type]
         shards=shards,
         seed=seed,
         length=check_dataset(dataset, shards=shards),
-        last=last,
+        drop_last=drop_last,
         shuffle=shuffle,
-        threads=threads or (environment.threads if environment else 1),
+        order_seed=check_generator(generator),
+        threads=threads,
         parameters=sum(parameter.numel() for parameter in capture.parameters),
         **_placed(environment),
         checkpoint="" if saving.own else saving.uri,
         non_finite=non_finite,
         spike=spike,
-        **audited(environment, numerics),
+        **audited(environment),
         mode=mode.words(),
     ).validate()
-    config, plan = planned(config, batch, sampler, batch_sampler)
+    config, plan = planned(config, batch_size, sampler, batch_sampler)
     mode.check(config, plan)
-    loader = ShardLoader(dataset, plan, collate_fn=collate_fn, loader_workers=loader_workers, prefetch=prefetch)
-    _prepare(model, extras, config.threads, numerics, environment)
+    ahead: dict[str, Any] = {
+        "num_workers": num_workers,
+        "prefetch_factor": prefetch_factor,
+        "worker_init_fn": worker_init_fn,
+    }
+    loader = ShardLoader(dataset, plan, collate_fn=collate_fn, **ahead)
+    _prepare(model, extras, config.threads, environment)
     loops = Loops(Losses(spike), mode.data(plan))
     holder = Holder(model, optimizer, {**extras, LOOPS: loops}, buffers=capture.buffers)
     place = Place(environment, fingerprint(), mode)
-    place.agree(config, numerics)
+    place.agree(config)
     worker = place.build(config, capture, holder, saving, OptimizerCalls(capture.parameters))
     guard = Guard(config, extras, losses=loops.losses, capture=capture, worker=worker)
     misuse = Misuse(capture.parameters, place.events, worker.machine, alone=environment is None)
     engine = StepEngine(worker, plan=plan, loader=loader, capture=capture, loops=loops, guard=guard, misuse=misuse)
     name, validated = environment.run if environment else "", _validated(model, extras, saving)
     run = Run(model, optimizer, engine, worker=worker, capture=capture, loops=loops, name=name, **validated)
-    _live_and_end_with_process(run, place)
+    _live_and_end_with_process(run, place, told.against_script(said))
     return run
 
 
-def _live_and_end_with_process(run: Run, place: Place) -> None:
-    _tell_doubts(run, place)
+def _live_and_end_with_process(run: Run, place: Place, overruled: str) -> None:
+    _tell_doubts(run, place, overruled)
     if place.environment is not None:
         run.beat_in(place.environment.run_dir, process_started(os.getpid()) or 0)
     ProcessEdge(run, place)
 
 
-def _check_numerics(numerics: str) -> None:
-    if numerics not in NUMERICS:
-        raise ConfigError(f"numerics is {numerics!r}", hint=f"numerics is one of {', '.join(map(repr, NUMERICS))}")
-
-
-def _tell_doubts(run: Run, place: Place) -> None:
+def _tell_doubts(run: Run, place: Place, overruled: str) -> None:
     """One worker tells them; in a run of one there is no event log, and Python's warnings say it."""
     if place.environment is not None and not place.me.startswith("w0."):
         return
-    for doubt in doubts_about(run.model, run.optimizer):
+    for doubt in (*doubts_about(run.model, run.optimizer), *([overruled] if overruled else [])):
         place.events.write("warning", text=doubt)
         if place.environment is None:
-            warnings.warn(doubt, stacklevel=4)
+            warnings.warn(doubt, stacklevel=5)
 
 
 def _placed(environment: WorkerEnvironment | None) -> dict[str, Any]:
@@ -159,12 +164,10 @@ def _prepare(
     model: torch.nn.Module,
     extras: Mapping[str, Stateful],
     threads: int,
-    numerics: str,
     environment: WorkerEnvironment | None,
 ) -> None:
     if environment is not None:
         check_free(environment.worker)
-    _check_numerics(numerics)
     fix_arithmetic(threads)
     keep_freed_memory()
     wake_scalers(model, extras)

@@ -16,6 +16,7 @@ import xxhash
 
 from holdfast.core.config import RunConfig
 from holdfast.core.errors import ConfigError, CorruptionError
+from holdfast.core.options.run import REFUSE
 from holdfast.core.words import KEY_LIARS, encode_json, host_of
 from holdfast.engine.ledger_feed import LedgerFeed
 from holdfast.engine.optimizer_calls import OptimizerCalls
@@ -43,9 +44,9 @@ def audit_rules(config: RunConfig, parameters: Sequence[torch.Tensor]) -> Rules:
     return Rules(seed=config.seed, fraction=config.audit, every=config.audit_every, slices=slices_for(size))
 
 
-def audited(environment: WorkerEnvironment | None, numerics: str) -> dict[str, Any]:
+def audited(environment: WorkerEnvironment | None) -> dict[str, Any]:
     """The run's settings of audits. Where other arithmetic is let in, other bits are nobody's fault."""
-    if environment is None or numerics != "refuse":
+    if environment is None or environment.numerics != REFUSE:
         return {}
     return {"audit": environment.audit, "audit_every": environment.audit_every}
 

@@ -1,8 +1,8 @@
 """The elastic mode: a step takes what the workers bring that are there, and the batch follows them.
 
-With a quorum, a step waits for so many workers with shards and not for those that are late. `batch` is that of a run
-at full size. Every sample of an epoch is used once, and all workers have the same bits; which bits depends on who was
-there in which step.
+With a quorum, a step waits for so many workers with shards and not for those that are late. `batch_size` is that of a
+run at full size. Every sample of an epoch is used once, and all workers have the same bits; which bits depends on who
+was there in which step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Elastic(Mode):
             what = "a batch_sampler" if plan.sampling.batches else "a function of the epoch as sampler"
             raise ConfigError(
                 f"in elastic mode every epoch has the same number of equal shards, and {what} does not say so",
-                hint="give a sampler with a length, and batch=...; or leave out mode=holdfast.Elastic()",
+                hint="give a sampler with a length, and batch_size=...; or leave out mode=holdfast.Elastic()",
             )
 
     def check_size(self, workers: int) -> None:
