@@ -26,8 +26,8 @@ from holdfast.checkpoint.format.manifest import (
 from holdfast.checkpoint.restoring import reading
 from holdfast.checkpoint.restoring.reading import newest_valid, read_manifest, read_snapshot, verify
 from holdfast.checkpoint.saving.writing import commit, missing_parts, write_state
-from holdfast.checkpoint.storage.memory import MemoryStorage
 from holdfast.core.errors import ConfigError, IntegrityError, ProtocolError, StorageUnavailable
+from tests.harness.memory_storage import MemoryStorage
 
 from .conftest import every_kind, snapshot_of
 

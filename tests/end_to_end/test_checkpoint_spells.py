@@ -14,11 +14,11 @@ from holdfast.checkpoint.format.owner import Owner
 from holdfast.checkpoint.restoring.reading import read_manifest, verify
 from holdfast.checkpoint.saving.saved import Saved, Told
 from holdfast.checkpoint.saving.saver import Saver
-from holdfast.checkpoint.storage.memory import MemoryStorage
 from holdfast.core.errors import StorageUnavailable
 from holdfast.engine.transfer.claiming import Claim
 from holdfast.state.codec import flatten, pack_tree
 from holdfast.state.snapshot import Snapshot
+from tests.harness.memory_storage import MemoryStorage
 
 WAIT_S = 20.0
 

@@ -36,8 +36,8 @@ from holdfast.core.words import (
     decode_json,
     decode_whole,
 )
+from holdfast.detection.agent_beat import AgentBeat, CrewHealth, Opinion, Told
 from holdfast.detection.progress import Level
-from holdfast.detection.tidings import Crew, Opinion, Tidings, Told
 from holdfast.engine.ledger_feed import LedgerNews, read_news
 from holdfast.events import EventReader
 from holdfast.ledger import wire as ledger_wire
@@ -62,8 +62,8 @@ from holdfast.trust.handshake import MAC_BYTES, MAGIC, NONCE_BYTES, ServerHandsh
 from holdfast.trust.keys import Keys
 
 SECRET = bytes(range(32))
-CREW = Crew((1, 0, 0, 1), (("w0.1@a", Level.HUNG),), 7)
-BEAT = Tidings(host="a", crew=CREW, opinions=(Opinion("b", True, False, 1.0, 9.0),), told=(Told("c", 1.0, CREW),))
+CREW = CrewHealth((1, 0, 0, 1), (("w0.1@a", Level.HUNG),), 7)
+BEAT = AgentBeat(host="a", crew=CREW, opinions=(Opinion("b", True, False, 1.0, 9.0),), told=(Told("c", 1.0, CREW),))
 BYTES_MAX = 1 << 20
 TENSORS = [torch.arange(6.0).view(2, 3), torch.tensor([1, 2], dtype=torch.int16)]
 TREE, FLAT = flatten({"w": TENSORS[0], "n": {"k": [1, 2.5, None, "x", (3,)], "b": TENSORS[1], "big": 1 << 90}})
@@ -164,7 +164,7 @@ DECODERS = {
     "a view": Decoder(View.decode, (View(3, ("w0.1", "w1.1"), "why").encode(),)),
     "a registration": Decoder(Registration.decode, (REGISTRATION.encode(),)),
     "a configuration": Decoder(CONFIG.check_same, (CONFIG.encode(),)),
-    "an agent's beat": Decoder(Tidings.decode, (BEAT.encode(),)),
+    "an agent's beat": Decoder(AgentBeat.decode, (BEAT.encode(),)),
     "a roll": Decoder(Roll.decode, (Roll(3, ("w0.1",), ("w1.1",), True).encode(),)),
     "a record of rewinds": Decoder(Rewinds.decode, (REWINDS.encode(),)),
     "a number in the ledger": Decoder(lambda data: decode_whole(data, "workers"), (b'{"workers": 3}',)),

@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.agent.finishing import FinishNote
 from holdfast.agent.ledgers import StartPatience
 from holdfast.agent.leftovers import forget_memory
-from holdfast.agent.policy import End
+from holdfast.agent.policy import RunEnd
 from holdfast.agent.report import Reporter
 from holdfast.checkpoint.host_memory.place import remove_memory
 from holdfast.core.errors import LedgerError
@@ -67,7 +67,7 @@ class Ending:
             with suppress(LedgerError):  # a worker may not have reached it either; `settle` tells
                 self._finish_note.write(record)
 
-    def conclude(self, end: End, *, workers_left: int) -> int:
+    def conclude(self, end: RunEnd, *, workers_left: int) -> int:
         """The exit code."""
         forget_memory(self._memory, self._ledger, finished=end.outcome == "finished")
         if end.outcome == "finished":

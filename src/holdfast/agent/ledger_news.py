@@ -9,11 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from holdfast.agent.finishing import FinishNote
-from holdfast.agent.ledger_watch import LedgerAway, LedgerBack, LedgerChange, LedgerState, News
+from holdfast.agent.ledger_watch import LedgerAway, LedgerBack, LedgerChange, LedgerContents, News
 from holdfast.agent.ledgers import attempt
 from holdfast.agent.policy import Policy
 from holdfast.agent.report import Reporter
-from holdfast.agent.workers.watchman import Watchman
+from holdfast.agent.workers.heartbeat_watch import HeartbeatWatch
 from holdfast.agent.workforce import Workforce
 from holdfast.core.errors import ProtocolError
 from holdfast.core.options.run import WORKERS_MAX
@@ -38,7 +38,7 @@ class LedgerNews:
         host: str,
         policy: Policy,
         workforce: Workforce,
-        watchman: Watchman,
+        heartbeat_watch: HeartbeatWatch,
         reporter: Reporter,
         finish_note: FinishNote,
     ) -> None:
@@ -47,7 +47,7 @@ class LedgerNews:
         self.size_key = KEY_SIZE + host
         self._policy = policy
         self._workforce = workforce
-        self._watchman = watchman
+        self._heartbeat_watch = heartbeat_watch
         self._reporter = reporter
         self._finish_note = finish_note
         self._handlers: dict[str, Callable[[bytes, float], None]] = {
@@ -72,7 +72,7 @@ class LedgerNews:
                 self._reporter.tell("ledger_up", down_s=round(down_s, 3))
             case LedgerChange(change):
                 self._changed(change.key, change.value if change.kind == "put" else None, now)
-            case LedgerState(values):
+            case LedgerContents(values):
                 for worker in self._workforce.missing_from(values):
                     self._changed(KEY_WORKERS + worker, None, now)
                 for key, value in values.items():
@@ -96,7 +96,7 @@ class LedgerNews:
         with suppress(ProtocolError):
             view = View.decode(value)
             late = [worker for worker, _ in view.late]
-            self._watchman.viewed(view.members, late)
+            self._heartbeat_watch.viewed(view.members, late)
             self._policy.viewed((member for member in view.members if host_of(member) == self._host), late)
 
     def _stopped(self, value: bytes, now: float) -> None:

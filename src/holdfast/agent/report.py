@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.agent.finishing import unwritten_lines
 from holdfast.agent.output.log_times import LogTimes
 from holdfast.agent.output.tail import Tails, last_words
-from holdfast.agent.policy import End
+from holdfast.agent.policy import RunEnd
 from holdfast.agent.repeats import Repeats
 from holdfast.agent.settings import RunSettings
 from holdfast.core.errors import EXIT_BAD_INPUT, HoldfastError, LedgerRefused
@@ -112,7 +112,7 @@ class Reporter:
         step = finished.get("step", self.record.step)
         self.tell("run_finished", step=step, digest=finished.get("digest"), exit_code=exit_code, in_ledger=written)
 
-    def conclude(self, end: End, *, written: bool = True) -> None:
+    def conclude(self, end: RunEnd, *, written: bool = True) -> None:
         """Everything that is still to be shown, and how the run ended."""
         if end.outcome == "failed":
             for line in self.tails.drop_withheld(end.worker):
@@ -138,7 +138,7 @@ class Reporter:
             self._screen.close()
             self._explain(end)
 
-    def _explain(self, end: End) -> None:
+    def _explain(self, end: RunEnd) -> None:
         """One worker's last words stand for all. Bad input is answered by the script's own sentence alone."""
         words = last_words(self._directory.logs / f"{end.worker}.log")
         bad_input = end.exit_code == EXIT_BAD_INPUT and bool(words)

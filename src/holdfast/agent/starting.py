@@ -20,8 +20,8 @@ from holdfast.agent.report import Reporter
 from holdfast.agent.settings import RunSettings, describe
 from holdfast.agent.signals import Signals
 from holdfast.agent.workers.crew import Crew
+from holdfast.agent.workers.heartbeat_watch import HeartbeatWatch, limits_of
 from holdfast.agent.workers.processes import DeathWatch, allow_open_files
-from holdfast.agent.workers.watchman import Watchman, limits_of
 from holdfast.agent.workforce import Died, Workforce
 from holdfast.checkpoint.host_memory.place import memory_directory
 from holdfast.core.words import KEY_SIZE
@@ -80,13 +80,13 @@ def _parts(
     open_parts.callback(deaths.close)
     crew = Crew(settings, directory, socket_dir, ledger, deaths, reporter.refused, listen=listen)
     open_parts.callback(crew.close)
-    watchman = Watchman(directory.path, limits_of(settings), inbox.put, host=host)
-    open_parts.callback(watchman.close)
+    heartbeat_watch = HeartbeatWatch(directory.path, limits_of(settings), inbox.put, host=host)
+    open_parts.callback(heartbeat_watch.close)
     among = None
     if keys is not None and settings.ledger:
-        among = AmongHosts(settings, directory, ledgers, patience, keys, listen, watchman, inbox.put)
+        among = AmongHosts(settings, directory, ledgers, patience, keys, listen, heartbeat_watch, inbox.put)
         open_parts.callback(among.close)
-    workforce = Workforce(policy, crew, watchman, reporter, ledger)
+    workforce = Workforce(policy, crew, heartbeat_watch, reporter, ledger)
     return Parts(
         directory=directory,
         inbox=inbox,
@@ -96,9 +96,9 @@ def _parts(
         policy=policy,
         crew=crew,
         workforce=workforce,
-        watchman=watchman,
+        heartbeat_watch=heartbeat_watch,
         ledgers=ledgers,
-        news=LedgerNews(ledger, host, policy, workforce, watchman, reporter, note),
+        news=LedgerNews(ledger, host, policy, workforce, heartbeat_watch, reporter, note),
         among=among,
         patience=patience,
         ending=Ending(directory, socket_dir, memory_directory(directory.path, secret), ledger, note, reporter, inbox),

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.agent.asking import ledger_of
 from holdfast.agent.hosts.host_table import host_line, read_table
 from holdfast.agent.hosts.presence import other_hosts
-from holdfast.agent.workers.watchman import described_limits, levels
+from holdfast.agent.workers.heartbeat_watch import described_limits, levels
 from holdfast.cli.control import find_run
 from holdfast.core.errors import LedgerError, ProtocolError
 from holdfast.core.words import KEY_LIARS, KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_whole

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 
-from holdfast.agent.workers.watchman import described_limits, levels
+from holdfast.agent.workers.heartbeat_watch import described_limits, levels
 from holdfast.core.errors import ConfigError
 from holdfast.events import EventReader
 from holdfast.net.small_server import LOCAL_NAME, SmallServer

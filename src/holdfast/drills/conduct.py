@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.core.errors import ConfigError
 from holdfast.drills.by_time import ByTime
 from holdfast.drills.catalogue import refuse_impossible
 from holdfast.drills.checking import Outcome, Verdict, check
@@ -61,7 +61,8 @@ def conduct(request: Request) -> int:
     home = Path(tempfile.mkdtemp(prefix="holdfast-drill-"))
     conductor = Conductor(request, home)
     try:
-        with _interruptible():
+        # Ctrl-C and SIGTERM end a drill in order; a shell starts background jobs with Ctrl-C ignored.
+        with _handling(_interrupted):
             code = conductor.go()
     except ConfigError:
         if not request.keep:
@@ -107,7 +108,7 @@ class Conductor:
             except KeyboardInterrupt:
                 _say("interrupted; ending what was started")
             finally:
-                with _uninterruptible():
+                with _handling(signal.SIG_IGN):  # a second Ctrl-C must not leave processes behind
                     nemesis.end()
                     faulty = engine.outcome(code)
                     if code is not None:
@@ -137,7 +138,9 @@ class Conductor:
             raise ConfigError(
                 "the script ended without a step of training", hint="it has to call holdfast.join and run its steps"
             )
-        outcome.best = _best(ground.storage("quiet"), plan.keep_best)
+        from holdfast.drills.checkpoints_left import best  # loads torch
+
+        outcome.best = best(ground.storage("quiet"), plan.keep_best)
         commits = sorted(outcome.trace.commits().values())
         _say(f"quiet run: {count(len(commits), 'step')} in {commits[-1] - commits[0]:.1f} s, weights {outcome.digest}")
         return outcome
@@ -181,8 +184,10 @@ class Conductor:
         _say(f"all {plan.workers} workers train; faults from now on, seed {plan.seed}")
 
     def _look_into_storage(self, ground: Ground, faulty: Outcome) -> None:
-        faulty.damaged = _damaged(ground.storage("faulty"))
-        faulty.best = _best(ground.storage("faulty"), self.request.plan.keep_best)
+        from holdfast.drills.checkpoints_left import best, damaged
+
+        faulty.damaged = damaged(ground.storage("faulty"))
+        faulty.best = best(ground.storage("faulty"), self.request.plan.keep_best)
 
     def _tell(self, text: str) -> None:
         _say(f"{time.monotonic() - self._began:6.1f} s  {text}")
@@ -261,56 +266,13 @@ def _indices(plan: Mapping[str, Any]) -> Callable[[int, int], list[int]] | None:
     return ShardPlan(**plan).validate().indices
 
 
-def _damaged(storage: Path) -> str | None:
-    """What is wrong with the newest checkpoint; None if there is none."""
-    from holdfast.checkpoint.restoring.reading import list_checkpoints, verify
-    from holdfast.checkpoint.storage.opening import open_storage
-
-    try:
-        place = open_storage(str(storage))
-        newest = next((one.step for one in list_checkpoints(place) if one.committed), None)
-        return None if newest is None else "; ".join(verify(place, newest))
-    except HoldfastError as error:
-        return str(error).partition("\n")[0]
-
-
-def _best(storage: Path, criterion: str) -> str:
-    """The step and the digest of the best checkpoint's weights, in words; or why there is none."""
-    if not criterion:
-        return ""
-    from holdfast.checkpoint.converting.exporting import weights_of
-    from holdfast.checkpoint.restoring.reading import list_checkpoints, read_manifest, read_selected
-    from holdfast.checkpoint.saving.retention import Keep, best_of
-    from holdfast.checkpoint.storage.opening import open_storage
-    from holdfast.state.digest import digest_tensors
-
-    try:
-        place = open_storage(str(storage))
-        manifests = {one.step: read_manifest(place, one.step) for one in list_checkpoints(place) if one.committed}
-        step = best_of([(step, manifest.metrics) for step, manifest in manifests.items()], Keep(best=criterion))
-        if step is None:
-            return f"no step, since no checkpoint has the metric of {criterion}"
-        weights = weights_of(manifests[step])
-        tensors = read_selected(place, manifests[step], weights.values())
-        digest = digest_tensors((name, tensors[number]) for name, number in sorted(weights.items()))
-        name = criterion.rpartition(":")[0]
-        return f"step {step}, {name} {manifests[step].metrics[name]!r}, weights {digest}"
-    except HoldfastError as error:
-        return f"nobody knows which step: {str(error).partition(chr(10))[0]}"
-
-
 def _say(text: str) -> None:
     print(f"drill | {text}", flush=True)
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end a drill in order; a shell starts background jobs with Ctrl-C ignored."""
-
-    def interrupted(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = [signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM)]
+def _handling(handler: Any) -> Iterator[None]:
+    before = [signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         yield
     finally:
@@ -318,12 +280,5 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _uninterruptible() -> Iterator[None]:
-    """A second Ctrl-C must not leave processes behind."""
-    before = [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        yield
-    finally:
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
-            signal.signal(number, handler)
+def _interrupted(*_: object) -> NoReturn:
+    raise KeyboardInterrupt

@@ -18,11 +18,10 @@ from holdfast.drills.ground import Ground
 from holdfast.drills.schedule import Done, Planned
 from holdfast.drills.trace import order_path, result_path
 from holdfast.placement.proc import process_state
-from holdfast.testing.observed_run import Observed, ObservedHosts, ObservedRun, send
+from holdfast.testing.observed_run import Observed, ObservedRun, send
 
 SLOW_PERIOD_S = 0.1
 DEATH_S = 5.0
-LEFT_AWAY = ("ledger-down", "agent", "leader", "power")  # what is not brought back for a run that is over
 
 
 @dataclass
@@ -34,6 +33,8 @@ class _Undoing:
 
 class Nemesis:
     """`say` is told of everything that is done; `step` says how far the training is."""
+
+    left_away: tuple[str, ...] = ("ledger-down", "agent")  # what is not brought back for a run that is over
 
     def __init__(
         self, ground: Ground, run: Observed, name: str, say: Callable[[str], None], step: Callable[[], int]
@@ -73,7 +74,7 @@ class Nemesis:
         for slowed in self._slowed:
             slowed.end()
         for one in self._undoing:
-            if one.done.planned.kind in LEFT_AWAY:  # nobody is left to need it
+            if one.done.planned.kind in self.left_away:  # nobody is left to need it
                 one.done.ended_at = time.time()
             else:
                 self._mend(one)
@@ -112,12 +113,6 @@ class Nemesis:
         self.stopped.add(pid)
         send(pid, signal.SIGSTOP)
 
-    def pause(self, planned: Planned, victim: str) -> None:
-        pid = self.run.pids[victim]
-        done = self._note(planned, f"stop {victim} (process {pid}) for {planned.duration_s:g} s", victim)
-        send(pid, signal.SIGSTOP)
-        self._until(done, lambda: send(pid, signal.SIGCONT))
-
     def slow(self, planned: Planned) -> None:
         times = float(planned.detail.rstrip("x"))
         slowed = _Slowed(planned.target, times, self.stopped)
@@ -129,11 +124,6 @@ class Nemesis:
         same = [worker for worker in self.run.living_registered() if slot_of(worker) == target]
         pids = [self.run.pids[worker] for worker in sorted(same) if worker in self.run.pids]
         return next((pid for pid in pids if pid not in self.stopped), None)
-
-    def scale(self, planned: Planned, part: ObservedRun, workers: int) -> None:
-        where = f" {part.host}" if part.host else ""
-        self._note(planned, f"scale{where} to {workers} workers")
-        part.scale(workers)
 
     def corrupt(self, planned: Planned, victim: str) -> None:
         """By the rig inside the worker, as soon as it has applied a step."""
@@ -166,40 +156,14 @@ class Nemesis:
 
         self._until(done, back)
 
-    def power(self, planned: Planned, host: str) -> None:
-        """Until the others have a view without it. The cable goes first, so that no connection is closed in order."""
-        assert isinstance(self.run, ObservedHosts)
-        run, board = self.run, self.ground.network
-        done = self._note(planned, f"{host} loses power", *self._members_on(host))
-        board.unplug(host)
-        run.power_off(host)
-
-        def back() -> None:
-            board.plug(host)
-            run.power_on(host)
-
-        self._until(done, back, lambda now: not self._members_on(host))
-
     def _members_on(self, host: str) -> list[str]:
         return [member for member in self.run.members if host_of(member) == host]
 
     def cut_off(self, planned: Planned, host: str) -> None:
         members = self._members_on(host)
         what = f"cut {host} off from everything for {planned.duration_s:g} s ({', '.join(members)})"
-        self._cut(planned, what, lambda: self.ground.network.isolate(host), *members)
-
-    def cut_between(self, planned: Planned, one: str, other: str) -> None:
-        """Both still reach the ledger, and not each other."""
-        what = f"cut {one} from {other} for {planned.duration_s:g} s"
-        self._cut(planned, what, lambda: self.ground.network.cut(one, other))
-
-    def cut_one_way(self, planned: Planned, one: str, other: str) -> None:
-        what = f"let nothing pass from {one} to {other} for {planned.duration_s:g} s"
-        self._cut(planned, what, lambda: self.ground.network.cut_one_way(one, other))
-
-    def _cut(self, planned: Planned, what: str, cut: Callable[[], None], *victims: str) -> None:
-        done = self._note(planned, what, *victims)
-        cut()
+        done = self._note(planned, what, *members)
+        self.ground.network.isolate(host)
         self._until(done, self.ground.network.heal)
 
     # ---- the ledger and storage
@@ -217,14 +181,6 @@ class Nemesis:
         for member in range(len(self.ground.cluster.members)):
             self.ground.cluster.kill(member)
         self._until(done, self.ground.restart_ledger)
-
-    def leader_down(self, planned: Planned, leader: int) -> None:
-        """A majority is left, and elects another."""
-        cluster = self.ground.cluster
-        assert cluster is not None
-        done = self._note(planned, f"kill -9 the ledger's leader, member {leader}")
-        cluster.kill(leader)
-        self._until(done, lambda: cluster.restart(leader))
 
     def storage_down(self, planned: Planned) -> None:
         done = self._note(planned, f"take the storage away for {planned.duration_s:g} s")

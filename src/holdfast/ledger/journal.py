@@ -26,7 +26,7 @@ from typing import Any
 import xxhash
 
 from holdfast.core.errors import ConfigError, IntegrityError, LedgerRefused, ProtocolError, StorageError
-from holdfast.ledger.machine import Delete, End, Grant, Image, LedgerMachine, Put, Record
+from holdfast.ledger.machine import Delete, Grant, Image, LeaseEnd, LedgerMachine, Put, Record
 from holdfast.ledger.port import Entry
 from holdfast.ledger.wire import (
     decode_bytes,
@@ -315,7 +315,7 @@ def _decode_record(fields: list[Any]) -> Record:
         case ["grant", lease, ttl_s]:
             return Grant(decode_integer(lease), decode_seconds(ttl_s))
         case ["end", lease, revision]:
-            return End(decode_integer(lease), decode_integer(revision))
+            return LeaseEnd(decode_integer(lease), decode_integer(revision))
     raise ProtocolError(f"no such record: {str(fields)[:80]}")
 
 

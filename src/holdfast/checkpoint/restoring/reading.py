@@ -43,7 +43,9 @@ from holdfast.core.errors import IntegrityError, NotStored, ProtocolError
 from holdfast.state.layout import TensorSpec
 from holdfast.state.snapshot import Snapshot
 
-Place: TypeAlias = Callable[[bytes, Sequence[TensorSpec]], Sequence[torch.Tensor]]  # (tree, specs): where tensors go
+TensorPlacement: TypeAlias = Callable[
+    [bytes, Sequence[TensorSpec]], Sequence[torch.Tensor]
+]  # (tree, specs): where tensors go
 READERS_MIN = 4  # reading and checking overlap; with more they are in each other's way
 READERS_ANEW_MIN = 8  # and making pages, which takes longest
 READERS_MAX = 16
@@ -87,7 +89,7 @@ def read_manifest(storage: Storage, step: int) -> Manifest:
 
 
 def read_tensors(
-    storage: Storage, manifest: Manifest, *, place: Place | None = None, progress: Progress | None = None
+    storage: Storage, manifest: Manifest, *, place: TensorPlacement | None = None, progress: Progress | None = None
 ) -> list[torch.Tensor]:
     """All tensors, digests checked; IntegrityError (or NotStored) that names the first damage found.
 
@@ -140,7 +142,7 @@ def _read_placed(
 
 
 def read_snapshot(
-    storage: Storage, step: int, *, place: Place | None = None, progress: Progress | None = None
+    storage: Storage, step: int, *, place: TensorPlacement | None = None, progress: Progress | None = None
 ) -> tuple[Manifest, Snapshot]:
     manifest = read_manifest(storage, step)
     tensors = read_tensors(storage, manifest, place=place, progress=progress)
@@ -151,7 +153,7 @@ def newest_valid(
     storage: Storage,
     *,
     warn: Callable[[str], None],
-    place: Place | None = None,
+    place: TensorPlacement | None = None,
     progress: Progress | None = None,
     leave_out: Collection[int] = (),
 ) -> tuple[Manifest, Snapshot] | None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.parts import PART_BYTES, lay_out, tensor_names
-from holdfast.checkpoint.host_memory.fragments import Place
+from holdfast.checkpoint.host_memory.fragments import PlaceAmongHosts
 from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
 from holdfast.checkpoint.saving.health import StorageHealth
 from holdfast.checkpoint.saving.save_buffer import NeighbourBuffer, SaveBuffer, note_path
@@ -150,7 +150,7 @@ class Saver:
         rank: int,
         count: int,
         metrics: Mapping[str, float],
-        place: Place | None = None,
+        place: PlaceAmongHosts | None = None,
         mark: int = 0,
         before: str = "",
         held_s: float = 0.0,
@@ -182,7 +182,13 @@ class Saver:
         return True
 
     def enqueue(
-        self, copy: Snapshot, *, rank: int, count: int, metrics: Mapping[str, float], place: Place | None = None
+        self,
+        copy: Snapshot,
+        *,
+        rank: int,
+        count: int,
+        metrics: Mapping[str, float],
+        place: PlaceAmongHosts | None = None,
     ) -> None:
         """Save a copy of the state after what is on its way, or in its place where storage is in trouble.
 
@@ -201,7 +207,7 @@ class Saver:
         count: int,
         metrics: Mapping[str, float],
         timeout_s: float,
-        place: Place | None = None,
+        place: PlaceAmongHosts | None = None,
     ) -> bool:
         """Save a state that does not change any more, in place of what is on its way; wait until it is committed."""
         with self._changed:

@@ -23,7 +23,7 @@ from holdfast.checkpoint.format.parts import (
     seal,
     view_of,
 )
-from holdfast.checkpoint.host_memory.fragments import Place
+from holdfast.checkpoint.host_memory.fragments import PlaceAmongHosts
 from holdfast.checkpoint.saving.save_buffer import NeighbourBuffer, SaveBuffer
 from holdfast.checkpoint.saving.writing import image_buffer
 from holdfast.checkpoint.storage.port import Stored
@@ -55,7 +55,7 @@ class Share:
     others: dict[int, str] = field(default_factory=dict)  # part -> file name, as found in storage
     images: dict[int, torch.Tensor] = field(default_factory=dict)  # of the parts that this worker holds
     written: set[int] = field(default_factory=set)
-    place: Place | None = None  # among the hosts, where they keep copies in memory
+    place: PlaceAmongHosts | None = None  # among the hosts, where they keep copies in memory
     kept: frozenset[int] = frozenset()  # the parts that this worker keeps for its host
     neighbour: NeighbourBuffer | None = None  # the worker before this one, whose parts need not be copied here too
     manifest: Manifest | None = None  # as this worker would commit it: by its bytes it knows its own again

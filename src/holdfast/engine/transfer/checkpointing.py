@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.host_memory.fragments import Place
+from holdfast.checkpoint.host_memory.fragments import PlaceAmongHosts
 from holdfast.checkpoint.host_memory.gathering import GatheredStorage, newest_gathered
 from holdfast.checkpoint.host_memory.place import MEMORY_ONLY, remove_memory
 from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
@@ -221,8 +221,8 @@ class Checkpoints(NoCheckpoints):
         before = members[members.index(self._me) - 1]
         return before if before != self._me and host_of(before) == host_of(self._me) else ""
 
-    def _place(self, members: tuple[str, ...]) -> Place | None:
-        return Place.of(self._me, members) if self._memory is not None and self._me in members else None
+    def _place(self, members: tuple[str, ...]) -> PlaceAmongHosts | None:
+        return PlaceAmongHosts.of(self._me, members) if self._memory is not None and self._me in members else None
 
     def save_last(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None:
         """At the end of a loop over steps: unless it has just been saved, and after what is on its way."""

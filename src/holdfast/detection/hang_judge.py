@@ -1,4 +1,4 @@
-"""The one who watches: what has been seen of each worker of a host, and who of them is to be ended. Pure.
+"""Judges which workers of a host hang, from what has been seen of each, and which of them are to be ended. Pure.
 
 It is given the heartbeats at every look, then what the kernel says of those that it asks about. Invariants:
 - time in which it did not look itself (the host was frozen, it was given no processor) counts for nobody's silence;
@@ -60,7 +60,7 @@ class Verdict:
 
 
 @dataclass
-class Ward:
+class HangJudge:
     limits: Limits
     _workers: dict[str, _Worker] = field(default_factory=dict)
     _looked_at: float | None = None
