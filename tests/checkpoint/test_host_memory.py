@@ -28,7 +28,7 @@ from holdfast.checkpoint.host_memory.gathering import GatheredStorage, Source, n
 from holdfast.checkpoint.host_memory.place import OWNER, kept_steps, memory_directory, sweep
 from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
 from holdfast.checkpoint.restoring.reading import newest_valid, verify
-from holdfast.checkpoint.saving.writing import image_buffer
+from holdfast.checkpoint.saving.side_by_side import image_buffer
 from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.port import Stored

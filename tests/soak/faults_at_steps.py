@@ -16,6 +16,7 @@ from holdfast.core.words import host_of
 from holdfast.drills.ground import Ground
 from holdfast.drills.schedule import Planned
 from holdfast.testing.observed_run import Failed, Observed, ObservedHosts, ObservedRun
+from tests.harness import etcd_faults
 from tests.harness.gate import Gate
 from tests.soak.soak_nemesis import SoakNemesis
 
@@ -178,7 +179,7 @@ class FaultsOfHosts(FaultsAtSteps):
     def _leader(self) -> Iterator[None]:
         cluster = self.nemesis.ground.cluster
         assert cluster is not None
-        leader = cluster.leader()
+        leader = etcd_faults.leader(cluster)
         self.nemesis.leader_down(self._lasting("leader", 0.0, 0.5, 2.0), leader)
         self._let_pass(1)
         yield

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +22,15 @@ from holdfast.ledger.port import Ledger
 from holdfast.placement.directory import RunDirectory
 
 
+@dataclass(eq=False)
 class Ending:
-    def __init__(
-        self,
-        directory: RunDirectory,
-        socket_dir: Path,
-        memory: Path,
-        ledger: Ledger,
-        finish_note: FinishNote,
-        reporter: Reporter,
-        inbox: queue.SimpleQueue[Any],
-    ) -> None:
-        self._directory = directory
-        self._socket_dir = socket_dir
-        self._memory = memory
-        self._ledger = ledger
-        self._finish_note = finish_note
-        self._reporter = reporter
-        self._inbox = inbox
+    _directory: RunDirectory
+    _socket_dir: Path
+    _memory: Path
+    _ledger: Ledger
+    _finish_note: FinishNote
+    _reporter: Reporter
+    _inbox: queue.SimpleQueue[Any]
 
     def was_before(self, patience: StartPatience) -> bool:
         """Whether the training is over already. If it is to go on from its end, the ledger no longer says finished."""

@@ -53,8 +53,7 @@ class Reporter:
 
     def take(self, event: Mapping[str, Any]) -> None:
         try:
-            self.record.feed(event)
-            sentence = self._narrator.sentence(event)
+            sentence = self._narrator.sentence(event, news=self.record.feed(event))
         except (KeyError, TypeError, ValueError):  # not as the vocabulary says: a newer worker's, or damaged
             return
         if sentence and event["kind"] == "view":

@@ -6,7 +6,6 @@ import queue
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TextIO
 
 from holdfast.agent.agent import Agent, Message, Parts
 from holdfast.agent.ending import Ending
@@ -32,7 +31,7 @@ from holdfast.placement.proc import find_workers
 from holdfast.trust.keys import Keys, load_keys
 
 
-def run_agent(settings: RunSettings, home: Path, *, out: TextIO | None = None) -> int:
+def run_agent(settings: RunSettings, home: Path) -> int:
     """Run until the training is finished, stopped or hopeless. Returns the exit code."""
     settings.validate()
     allow_open_files(settings.workers + settings.spares)
@@ -46,7 +45,7 @@ def run_agent(settings: RunSettings, home: Path, *, out: TextIO | None = None) -
         if listen:
             own = bool(settings.ledger)  # the agent needs a port itself
             check_listen(listen, own + max(1, settings.workers + settings.spares - len(living)))
-        screen = Screen(out or sys.stdout)
+        screen = Screen(sys.stdout)
         agent = Agent(settings, _parts(settings, directory, history, screen, open_parts, listen=listen, keys=keys))
         open_parts.callback(agent.close)
         return agent.run()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from holdfast.cli.run_options import add_option
-from holdfast.cli.script_words import misplaced
+from holdfast.cli.script_words import script_of, tell_misplaced
 from holdfast.core.durations import parse_duration
 from holdfast.core.options.declaring import option_of
 from holdfast.core.options.run import WorkerOptions
@@ -35,12 +34,8 @@ def add_arguments(check: argparse.ArgumentParser) -> None:
 def _check(options: argparse.Namespace) -> int:
     from holdfast.script_check.conduct import Request, check_script
 
-    module = options.module is not None
-    words = list(options.module if module else options.script)
-    if words and words[0] == "--":
-        del words[0]
-    for sentence in misplaced(words, options.parser, module=module):
-        print(f"holdfast: {sentence}", file=sys.stderr)
+    words, module = script_of(options)
+    tell_misplaced(words, options.parser, module=module)
     return check_script(
         Request(
             words=("-m", *words) if module else tuple(words),

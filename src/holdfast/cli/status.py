@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from typing import Any
@@ -22,9 +23,9 @@ from holdfast.placement.directory import RunDirectory
 from holdfast.placement.proc import find_workers, process_state
 
 
-def show_status(name: str, home: str | None, *, as_json: bool) -> int:
-    status = gather(find_run(name, home))
-    if as_json:
+def show_status(options: argparse.Namespace) -> int:
+    status = gather(find_run(options.run, options.dir))
+    if options.json:
         print(json.dumps(status, indent=1))
     else:
         print("\n".join(_lines(status)))

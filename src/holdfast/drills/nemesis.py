@@ -17,6 +17,7 @@ from holdfast.core.words import host_of, slot_of
 from holdfast.drills.ground import Ground
 from holdfast.drills.schedule import Done, Planned
 from holdfast.drills.trace import order_path, result_path
+from holdfast.placement.directory import replace_file
 from holdfast.placement.proc import process_state
 from holdfast.testing.observed_run import Observed, ObservedRun, send
 
@@ -128,10 +129,8 @@ class Nemesis:
     def corrupt(self, planned: Planned, victim: str) -> None:
         """By the rig inside the worker, as soon as it has applied a step."""
         self._note(planned, f"flip a bit of {victim}: {planned.detail}", victim)
-        order = order_path(self._traces, victim)
-        partial = order.with_suffix(".new")
-        partial.write_text(json.dumps({"kind": planned.detail, "seed": round(planned.at_s * 1000)}))
-        partial.replace(order)
+        order = json.dumps({"kind": planned.detail, "seed": round(planned.at_s * 1000)})
+        replace_file(order_path(self._traces, victim), order)
 
     def note_flips(self) -> None:
         """Once the run is over: where which bit was flipped. Where nothing was, there is no note."""

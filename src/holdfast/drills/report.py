@@ -17,6 +17,7 @@ from holdfast.drills.figures import Figures
 from holdfast.drills.plan import Plan
 from holdfast.drills.schedule import Done, Planned
 from holdfast.events.telling import count
+from holdfast.placement.directory import replace_file
 
 WORDS = {True: "held", False: "broken", None: "not judged"}
 
@@ -113,10 +114,8 @@ def write_report(drill: Drill, path: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.new")
     try:
-        partial.write_text(text)
-        partial.replace(path)
+        replace_file(path, text)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}", hint="name another place") from error
 

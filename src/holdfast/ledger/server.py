@@ -26,6 +26,8 @@ from holdfast.ledger.channel import check_socket_path
 from holdfast.ledger.connection import Connection, Patience, WatchCursor
 from holdfast.ledger.journal import GARBAGE_BYTES_MAX, Journal
 from holdfast.ledger.machine import LedgerMachine, Record
+from holdfast.ledger.port import Entry, Reading
+from holdfast.ledger.requests import perform
 from holdfast.ledger.wire import LEDGER, Request
 from holdfast.net.acceptor import AcceptLimits, Acceptor
 from holdfast.net.proving import Proving
@@ -225,51 +227,19 @@ class _Loop:
 
     def _answer(self, connection: Connection, request: Request) -> None:
         try:
-            if request.op == "read":
-                reading = self._machine.read(request.prefix)
-                connection.frames = wire.reading_frames(request.id, reading.entries, reading.revision)
-            elif request.op == "watch":
+            if request.op == "watch":
                 connection.watch = WatchCursor(request.prefix, request.revision, request.revision)
                 self._watchers.add(connection)
                 self._feed(connection, connection.watch)
+                return
+            result = perform(self._machine, request, self._clock(), self._commit)
+            if isinstance(result, Reading):
+                connection.frames = wire.reading_frames(request.id, result.entries, result.revision)
             else:
-                connection.send(wire.result_frame(request.id, self._do(request)))
+                plain = wire.encode_entry(result) if isinstance(result, Entry) else result
+                connection.send(wire.result_frame(request.id, plain))
         except LedgerError as error:
             connection.send(wire.error_frame(request.id, error))
-
-    def _do(self, request: Request) -> object:
-        machine = self._machine
-        key, value, lease = request.key, request.value, request.lease
-        record: Record | None
-        if request.op == "get":
-            entry = machine.get(key)
-            return None if entry is None else wire.encode_entry(entry)
-        if request.op == "keep_alive":
-            return machine.keep_alive(lease, self._clock())
-        if request.op == "put":
-            record = machine.put(key, value, lease=lease)
-            self._commit(record)
-            return record.revision
-        if request.op == "compare_and_set":
-            record = machine.compare_and_set(
-                key, value, expected=request.expected, lease=lease, while_at=request.while_at
-            )
-            if record is None:
-                return None
-            self._commit(record)
-            return record.revision
-        if request.op == "grant":
-            record = machine.grant(request.ttl_s)
-            self._commit(record)
-            return record.lease
-        if request.op == "delete":
-            record = machine.delete(key)
-        else:
-            assert request.op == "revoke", request.op
-            record = machine.revoke(lease)
-        if record is not None:
-            self._commit(record)
-        return record is not None
 
     def _commit(self, record: Record) -> None:
         self._journal.append(record, self._machine)

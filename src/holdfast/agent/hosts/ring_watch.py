@@ -77,13 +77,11 @@ class RingWatch:
         idle: Callable[[], Idle | None] = lambda: None,
         report: Callable[[RingNews], None],
         lease_s: float,
-        gives_up: bool = True,
     ) -> None:
         self._keys = keys
         self._glances = glances
         self._idle = idle
         self._report = report
-        self._gives_up = gives_up
         self._neighbours = Neighbours(host, silent_s=LEASE_SHARE * lease_s)
         self._giving_up = GivingUp()
         self._addresses: dict[str, str] = {}  # of agents
@@ -319,8 +317,7 @@ class RingWatch:
 
     def _consider_silent(self, now: float) -> None:
         """Give up who is silent, if there is every reason to: see detection/giving_up.py."""
-        silent = self._neighbours.silent() if self._gives_up else []
-        for host in silent:
+        for host in self._neighbours.silent():
             workers = tuple(sorted(worker for worker in self._workers if host_of(worker) == host))
             if not self._members.intersection(workers):
                 continue  # they have been done without already

@@ -29,7 +29,7 @@ from holdfast.checkpoint.format.parts import view_of
 from holdfast.checkpoint.host_memory.erasure import Code, fragment_bytes
 from holdfast.checkpoint.host_memory.fragments import Fragment, PlaceAmongHosts, code_for, indices_of, kept_by
 from holdfast.checkpoint.host_memory.place import OWNER, kept_steps, place_mark, sweep
-from holdfast.checkpoint.saving.writing import image_buffer
+from holdfast.checkpoint.saving.side_by_side import image_buffer
 
 BLOCK_BYTES = 8 << 20
 RESERVE_BYTES = 256 << 20  # of the machine's memory that is left to others

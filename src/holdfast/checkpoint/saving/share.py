@@ -25,7 +25,7 @@ from holdfast.checkpoint.format.parts import (
 )
 from holdfast.checkpoint.host_memory.fragments import PlaceAmongHosts
 from holdfast.checkpoint.saving.save_buffer import NeighbourBuffer, SaveBuffer
-from holdfast.checkpoint.saving.writing import image_buffer
+from holdfast.checkpoint.saving.side_by_side import image_buffer
 from holdfast.checkpoint.storage.port import Stored
 from holdfast.core.errors import ConfigError
 from holdfast.state.layout import TensorSpec, spec_of
