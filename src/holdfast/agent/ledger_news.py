@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from holdfast.agent.finishing import FinishNote
 from holdfast.agent.ledger_watch import LedgerAway, LedgerBack, LedgerChange, LedgerContents, News
@@ -31,25 +32,18 @@ from holdfast.core.words import (
 from holdfast.ledger.port import Ledger
 
 
+@dataclass(eq=False)
 class LedgerNews:
-    def __init__(
-        self,
-        ledger: Ledger,
-        host: str,
-        policy: Policy,
-        workforce: Workforce,
-        heartbeat_watch: HeartbeatWatch,
-        reporter: Reporter,
-        finish_note: FinishNote,
-    ) -> None:
-        self._ledger = ledger
-        self._host = host
-        self.size_key = KEY_SIZE + host
-        self._policy = policy
-        self._workforce = workforce
-        self._heartbeat_watch = heartbeat_watch
-        self._reporter = reporter
-        self._finish_note = finish_note
+    _ledger: Ledger
+    _host: str
+    _policy: Policy
+    _workforce: Workforce
+    _heartbeat_watch: HeartbeatWatch
+    _reporter: Reporter
+    _finish_note: FinishNote
+
+    def __post_init__(self) -> None:
+        self.size_key = KEY_SIZE + self._host
         self._handlers: dict[str, Callable[[bytes, float], None]] = {
             self.size_key: self._resized,
             KEY_VIEW: self._viewed,

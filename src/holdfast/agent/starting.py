@@ -77,7 +77,7 @@ def _parts(
     note = FinishNote(ledger, KEY_SIZE + host, wait_s=settings.outage_s if settings.ledger else None)
     deaths = DeathWatch(ledgers.deaths, lambda process, *how: inbox.put(Died(process, *how)))
     open_parts.callback(deaths.close)
-    crew = Crew(settings, directory, socket_dir, ledger, deaths, reporter.refused, listen=listen)
+    crew = Crew(settings, directory, socket_dir, ledger, deaths, reporter.refused, listen)
     open_parts.callback(crew.close)
     heartbeat_watch = HeartbeatWatch(directory.path, limits_of(settings), inbox.put, host=host)
     open_parts.callback(heartbeat_watch.close)

@@ -6,7 +6,7 @@ Belongs to the agent's main thread, as the policy and the crew do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.agent.history import History
 from holdfast.agent.ledgers import attempt
@@ -33,18 +33,16 @@ class Died:
     trouble: str
 
 
+@dataclass(eq=False)
 class Workforce:
-    def __init__(
-        self, policy: Policy, crew: Crew, heartbeat_watch: HeartbeatWatch, reporter: Reporter, ledger: Ledger
-    ) -> None:
-        self._policy = policy
-        self._crew = crew
-        self._heartbeat_watch = heartbeat_watch
-        self._reporter = reporter
-        self._ledger = ledger
-        self._registered: set[str] = set()
-        self._buried: set[str] = set()
-        self._hung: set[str] = set()  # of whom the log tells
+    _policy: Policy
+    _crew: Crew
+    _heartbeat_watch: HeartbeatWatch
+    _reporter: Reporter
+    _ledger: Ledger
+    _registered: set[str] = field(default_factory=set)
+    _buried: set[str] = field(default_factory=set)
+    _hung: set[str] = field(default_factory=set)  # of whom the log tells
 
     def take_over(self, adopted: Adoption, history: History, lease_s: float, now: float) -> None:
         """Go on with the workers of an earlier agent, and tell of those that have ended since."""

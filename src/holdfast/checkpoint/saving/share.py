@@ -43,11 +43,11 @@ class Share:
     rank: int
     count: int
     metrics: Mapping[str, float]
-    began_at: float
-    mark: int = 0  # in the names of this save's parts, so that the others' are known by it; 0: none
+    began_at: float = 0.0
+    mark: int = 0  # in the names of this save's parts and of no other save's, the same for all workers; 0: none
     before: str = ""  # the worker of the rank before, if it is on this host
     last: bool = False  # the state will not change any more: nothing is copied, and all workers write what they can
-    held_s: float = 0.0
+    held_s: float = 0.0  # so much it has cost training
     layout: Sequence[Part] = ()
     names: tuple[str, ...] = ()
     specs: tuple[TensorSpec, ...] = ()
