@@ -13,7 +13,7 @@ from holdfast.checkpoint.format import parts
 from holdfast.checkpoint.format.manifest import Manifest, directory_of, manifest_name
 from holdfast.checkpoint.restoring.reading import newest_valid, read_snapshot, verify
 from holdfast.checkpoint.saving import share
-from holdfast.checkpoint.saving.saved import Saved, Told
+from holdfast.checkpoint.saving.saved import Saved, SaverNews
 from holdfast.checkpoint.saving.saver import Doing, Saver
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.port import Stored
@@ -70,7 +70,7 @@ class Worker:
         self.recoveries: list[float] = []
         self.warnings: list[str] = []
         heard = self.troubles.append, self.recoveries.append, self.warnings.append
-        told = Told(lambda saved, manifest: self.saved.append(saved), *heard)
+        told = SaverNews(lambda saved, manifest: self.saved.append(saved), *heard)
         self.saver = Saver(lambda: self.storage, told, run="r", config={"batch": 4}, me=f"w{rank}", run_dir=run_dir)
         self.state = make_state(0)
 
@@ -429,7 +429,7 @@ def test_what_fails_while_it_gets_ready_is_told_by_the_save_and_holds_nobody_up(
     def warn(text: str) -> None:
         warnings.append(text)
 
-    saver = Saver(broken, Told(lambda saved, manifest: None, warn, lambda down_s: None, warn), run="r", config={})
+    saver = Saver(broken, SaverNews(lambda saved, manifest: None, warn, lambda down_s: None, warn), run="r", config={})
     try:
         saver.prepare(1000, 1)
         assert tried.wait(WAIT_S)

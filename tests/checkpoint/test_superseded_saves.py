@@ -12,7 +12,7 @@ import torch
 
 from holdfast.checkpoint.format.parts import Part, lay_out
 from holdfast.checkpoint.saving import saver as saving
-from holdfast.checkpoint.saving.saved import Told
+from holdfast.checkpoint.saving.saved import SaverNews
 from holdfast.checkpoint.saving.saver import Doing, Saver
 from holdfast.checkpoint.saving.share import Share
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -50,7 +50,7 @@ def test_the_loop_waits_for_the_newer_copy(
 
     monkeypatch.setattr(saving, "lay_out", slow)
     storage = storage_class(tmp_path)
-    told = Told(lambda saved, manifest: None, lambda text: None, lambda down_s: None)
+    told = SaverNews(lambda saved, manifest: None, lambda text: None, lambda down_s: None)
     saver = Saver(lambda: storage, told, run="r", config={})
     # Rank 1 of two, and there is only one part: it waits for that of the other, which never comes.
     assert saver.begin(Share(snapshot(1), count - 1, count, {}))

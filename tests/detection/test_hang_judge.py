@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.detection.beat import Activity, Beat
-from holdfast.detection.hang_judge import HangJudge, Process, Verdict
-from holdfast.detection.phi import History
+from holdfast.detection.hang_judge import HangJudge, HangVerdict, Process
+from holdfast.detection.phi import IntervalHistory
 from holdfast.detection.progress import Level, Limits
 
 LOOK_S = 0.1
@@ -27,11 +27,11 @@ class Host:
     stopped: set[str] = field(default_factory=set)
     still: set[str] = field(default_factory=set)
     busy: set[str] = field(default_factory=set)
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[HangVerdict] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        usual = History(100, 0.02, 0.005, 0.05)
-        pace = History(100, 0.1, 0.01, 0.15)
+        usual = IntervalHistory(100, 0.02, 0.005, 0.05)
+        pace = IntervalHistory(100, 0.1, 0.01, 0.15)
         self.hang_judge = HangJudge(self.limits)
         self.beats = {
             name: Beat(number=1, at=self.now, activity=Activity.SHARD, entered=9, pace=pace, usual=usual)
@@ -53,7 +53,7 @@ class Host:
                     self.beats[name] = replace(beat, number=beat.number + 1, at=self.now, moved_at=moved_at)
             self.verdicts += self.look()
 
-    def look(self) -> list[Verdict]:
+    def look(self) -> list[HangVerdict]:
         asked = self.hang_judge.observe(self.beats, self.now)
         seen: Mapping[str, Process] = {
             name: Process("T" if name in self.stopped else "S", self.cpu_s[name]) for name in asked
@@ -267,7 +267,7 @@ def test_who_was_left_behind_is_watched_but_vouches_for_nobody() -> None:
     host = Host(("w0.1", "w1.1"), Limits(stopped_s=5.0))
     host.pass_by(1.0)
 
-    def look(stopped: str, seconds: float) -> list[Verdict]:
+    def look(stopped: str, seconds: float) -> list[HangVerdict]:
         host.stopped = {stopped}
         found = []
         for _ in range(round(seconds / LOOK_S)):

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.drills.checking import Outcome, Verdict
+from holdfast.drills.checking import Outcome, PromiseVerdict
 from holdfast.drills.figures import Figures, flat
-from holdfast.drills.plan import Plan
+from holdfast.drills.plan import DrillPlan
 from holdfast.drills.plots import nice_ticks, timeline
 from holdfast.drills.report import Drill, html, write_report
-from holdfast.drills.schedule import Done, Planned
+from holdfast.drills.schedule import DoneFault, Planned
 from tests.harness.browser import MISSING, browsing, chromium
 
 EVENTS: list[dict[str, Any]] = [
@@ -29,17 +29,20 @@ EVENTS: list[dict[str, Any]] = [
 
 def drill(*, broken: bool = False, script: str = "train.py") -> Drill:
     done = (
-        Done(Planned(3.0, "kill", 2), 103.0, "kill -9 w2.1 (process 7)", 12, 1, ("w2.1",)),
-        Done(Planned(6.0, "ledger-down", duration_s=2.0), 106.0, "kill -9 the agent <now>", 24, 2, ended_at=108.0),
+        DoneFault(Planned(3.0, "kill", 2), 103.0, "kill -9 w2.1 (process 7)", 12, 1, ("w2.1",)),
+        DoneFault(Planned(6.0, "ledger-down", duration_s=2.0), 106.0, "kill -9 the agent <now>", 24, 2, ended_at=108.0),
     )
     rates = tuple((float(second), 4.0 - second % 3) for second in range(20))
     figures = Figures(0.934, 0.9, (0.21, None), (0.21, 0.3), rates, 4.2)
     return Drill(
-        plan=Plan(kill_every_s=3.0),
+        plan=DrillPlan(kill_every_s=3.0),
         script=(script, "--steps", "40"),
         planned=tuple(one.planned for one in done),
         done=done,
-        verdicts=(Verdict("exact", not broken, "after step 3, in <last>"), Verdict("nothing lost", None, "no")),
+        verdicts=(
+            PromiseVerdict("exact", not broken, "after step 3, in <last>"),
+            PromiseVerdict("nothing lost", None, "no"),
+        ),
         figures=figures,
         flat=flat(figures, Outcome(), Outcome(), done),
         events=EVENTS,

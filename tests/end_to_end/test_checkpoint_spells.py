@@ -12,7 +12,7 @@ from holdfast.checkpoint.format import parts
 from holdfast.checkpoint.format.manifest import Manifest, directory_of
 from holdfast.checkpoint.format.owner import Owner
 from holdfast.checkpoint.restoring.reading import read_manifest, verify
-from holdfast.checkpoint.saving.saved import Saved, Told
+from holdfast.checkpoint.saving.saved import Saved, SaverNews
 from holdfast.checkpoint.saving.saver import Saver
 from holdfast.checkpoint.saving.share import Share
 from holdfast.core.errors import StorageUnavailable
@@ -31,7 +31,7 @@ class One:
         self.rank, self.count = rank, count
         self.saved: list[Saved] = []
         self.said: list[str] = []
-        told = Told(
+        told = SaverNews(
             self._saved,
             lambda reason: self.said.append("down"),
             lambda down_s: self.said.append("up"),

@@ -57,7 +57,7 @@ from holdfast.state.codec import flatten, pack_tree, unflatten, unpack_tree
 from holdfast.state.layout import allocate
 from holdfast.state.snapshot import Snapshot
 from holdfast.state.transfer import fetch, serve
-from holdfast.state.wire import Manifest, Summary
+from holdfast.state.wire import Summary, TransferManifest
 from holdfast.trust.handshake import MAC_BYTES, MAGIC, NONCE_BYTES, ServerHandshake
 from holdfast.trust.keys import Keys
 
@@ -115,7 +115,7 @@ def member_frame(data: bytes) -> object:
 
 def manifest(data: bytes) -> object:
     """As far as a joiner goes with what it was told."""
-    found = Manifest.decode(data, bytes_max=BYTES_MAX)
+    found = TransferManifest.decode(data, bytes_max=BYTES_MAX)
     return unflatten(unpack_tree(found.tree), allocate(found.specs))
 
 
@@ -159,7 +159,7 @@ DECODERS = {
     "a request for bytes": Decoder(Request.decode, (REQUEST.encode()[LENGTH.size :],)),
     "a reply with bytes": Decoder(decode_reply, (encode_reply(Status.OK, 77),)),
     "a summary": Decoder(Summary.decode, (Summary.of(SNAPSHOT).encode(),)),
-    "a manifest": Decoder(manifest, (Manifest.of(SNAPSHOT).encode(),), headed, head_of),
+    "a manifest": Decoder(manifest, (TransferManifest.of(SNAPSHOT).encode(),), headed, head_of),
     "a manifest's tree": Decoder(lambda data: unflatten(unpack_tree(data), FLAT), (SNAPSHOT.tree,)),
     "a view": Decoder(View.decode, (View(3, ("w0.1", "w1.1"), "why").encode(),)),
     "a registration": Decoder(Registration.decode, (REGISTRATION.encode(),)),
@@ -381,7 +381,7 @@ def test_a_ledger_channel_gives_a_message_or_an_error(data: st.DataObject) -> No
 @settings(max_examples=60)
 @given(data=st.data())
 def test_both_ends_of_a_transfer_survive_anything(data: st.DataObject) -> None:
-    summary, table = Summary.of(SNAPSHOT).encode(), Manifest.of(SNAPSHOT).encode()
+    summary, table = Summary.of(SNAPSHOT).encode(), TransferManifest.of(SNAPSHOT).encode()
     answers = [encode_reply(Status.OK, len(part)) + part + xxhash.xxh3_128_digest(part) for part in (summary, table)]
     answers.append(encode_reply(Status.OK, SNAPSHOT.nbytes) + bytes(SNAPSHOT.nbytes + CHECK_BYTES))
     for talk, valid in (

@@ -26,16 +26,16 @@ import signal
 import time
 from dataclasses import dataclass
 
-from holdfast.agent.ending import Ending
+from holdfast.agent.ending import AgentEnding
 from holdfast.agent.history import History
 from holdfast.agent.hosts.among_hosts import AmongHosts, give_up
 from holdfast.agent.hosts.presence import clear_stop
 from holdfast.agent.hosts.ring_watch import RingNews
-from holdfast.agent.ledger_news import LedgerNews
+from holdfast.agent.ledger_news import LedgerListener
 from holdfast.agent.ledger_watch import LedgerWatch, News
 from holdfast.agent.ledgers import AgentLedgers, StartPatience, attempt
 from holdfast.agent.policy import Action, AnnounceStop, AskToLeave, Kill, Policy, RunEnd, Start
-from holdfast.agent.report import Reporter
+from holdfast.agent.report import AgentReporter
 from holdfast.agent.settings import RunSettings
 from holdfast.agent.signals import Interrupted, Signals
 from holdfast.agent.workers.crew import Adoption, Crew
@@ -61,16 +61,16 @@ class Parts:
     inbox: queue.SimpleQueue[Message]
     signals: Signals
     history: History
-    reporter: Reporter
+    reporter: AgentReporter
     policy: Policy
     crew: Crew
     workforce: Workforce
     heartbeat_watch: HeartbeatWatch
     ledgers: AgentLedgers
-    news: LedgerNews
+    news: LedgerListener
     among: AmongHosts | None  # of a run on several hosts
     patience: StartPatience
-    ending: Ending
+    ending: AgentEnding
 
 
 class Agent:

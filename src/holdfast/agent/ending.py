@@ -15,7 +15,7 @@ from holdfast.agent.finishing import FinishNote
 from holdfast.agent.ledgers import StartPatience
 from holdfast.agent.leftovers import forget_memory
 from holdfast.agent.policy import RunEnd
-from holdfast.agent.report import Reporter
+from holdfast.agent.report import AgentReporter
 from holdfast.checkpoint.host_memory.place import remove_memory
 from holdfast.core.errors import LedgerError
 from holdfast.ledger.port import Ledger
@@ -23,13 +23,13 @@ from holdfast.placement.directory import RunDirectory
 
 
 @dataclass(eq=False)
-class Ending:
+class AgentEnding:
     _directory: RunDirectory
     _socket_dir: Path
     _memory: Path
     _ledger: Ledger
     _finish_note: FinishNote
-    _reporter: Reporter
+    _reporter: AgentReporter
     _inbox: queue.SimpleQueue[Any]
 
     def was_before(self, patience: StartPatience) -> bool:

@@ -13,7 +13,7 @@ from holdfast.agent.finishing import FinishNote
 from holdfast.agent.ledger_watch import LedgerAway, LedgerBack, LedgerChange, LedgerContents, News
 from holdfast.agent.ledgers import attempt
 from holdfast.agent.policy import Policy
-from holdfast.agent.report import Reporter
+from holdfast.agent.report import AgentReporter
 from holdfast.agent.workers.heartbeat_watch import HeartbeatWatch
 from holdfast.agent.workforce import Workforce
 from holdfast.core.errors import ProtocolError
@@ -33,13 +33,13 @@ from holdfast.ledger.port import Ledger
 
 
 @dataclass(eq=False)
-class LedgerNews:
+class LedgerListener:
     _ledger: Ledger
     _host: str
     _policy: Policy
     _workforce: Workforce
     _heartbeat_watch: HeartbeatWatch
-    _reporter: Reporter
+    _reporter: AgentReporter
     _finish_note: FinishNote
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ LOST_S = 2.0  # without a view that shows whether it is really gone: then it is 
 LAST_LOOKS_MAX = 40  # 10 MiB of each log
 
 
-class Reporter:
+class AgentReporter:
     def __init__(self, settings: RunSettings, directory: RunDirectory, record: RunRecord, screen: Screen) -> None:
         self.record = record
         self.tails = Tails(LogTimes(directory.logs).note)

@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from holdfast.agent.agent import Agent, Message, Parts
-from holdfast.agent.ending import Ending
+from holdfast.agent.ending import AgentEnding
 from holdfast.agent.finishing import FinishNote
 from holdfast.agent.history import History
 from holdfast.agent.hosts.among_hosts import AmongHosts
-from holdfast.agent.ledger_news import LedgerNews
+from holdfast.agent.ledger_news import LedgerListener
 from holdfast.agent.ledgers import AgentLedgers, StartPatience
 from holdfast.agent.policy import STOP_GRACE_S, Policy
-from holdfast.agent.report import Reporter
+from holdfast.agent.report import AgentReporter
 from holdfast.agent.settings import RunSettings, describe
 from holdfast.agent.signals import Signals
 from holdfast.agent.workers.crew import Crew
@@ -65,7 +65,7 @@ def _parts(
     host, inbox = settings.host, queue.SimpleQueue[Message]()
     signals = Signals(inbox.put)
     open_parts.callback(signals.restore)
-    reporter = Reporter(settings, directory, history.record, screen)
+    reporter = AgentReporter(settings, directory, history.record, screen)
     open_parts.callback(reporter.close)
     policy = _policy(settings)
     secret = directory.secret() if keys is None else keys.secret
@@ -97,10 +97,12 @@ def _parts(
         workforce=workforce,
         heartbeat_watch=heartbeat_watch,
         ledgers=ledgers,
-        news=LedgerNews(ledger, host, policy, workforce, heartbeat_watch, reporter, note),
+        news=LedgerListener(ledger, host, policy, workforce, heartbeat_watch, reporter, note),
         among=among,
         patience=patience,
-        ending=Ending(directory, socket_dir, memory_directory(directory.path, secret), ledger, note, reporter, inbox),
+        ending=AgentEnding(
+            directory, socket_dir, memory_directory(directory.path, secret), ledger, note, reporter, inbox
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from holdfast.agent.history import History
 from holdfast.agent.ledgers import attempt
 from holdfast.agent.policy import Action, Policy
-from holdfast.agent.report import Reporter
+from holdfast.agent.report import AgentReporter
 from holdfast.agent.workers.crew import Adoption, Crew
 from holdfast.agent.workers.heartbeat_watch import HeartbeatWatch
 from holdfast.agent.workers.processes import WorkerProcess, fence
@@ -38,7 +38,7 @@ class Workforce:
     _policy: Policy
     _crew: Crew
     _heartbeat_watch: HeartbeatWatch
-    _reporter: Reporter
+    _reporter: AgentReporter
     _ledger: Ledger
     _registered: set[str] = field(default_factory=set)
     _buried: set[str] = field(default_factory=set)

@@ -32,12 +32,12 @@ def add_arguments(check: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from holdfast.script_check.conduct import Request, check_script
+    from holdfast.script_check.conduct import CheckRequest, check_script
 
     words, module = script_of(options)
     tell_misplaced(words, options.parser, module=module)
     return check_script(
-        Request(
+        CheckRequest(
             words=("-m", *words) if module else tuple(words),
             steps=options.steps,
             limit_s=parse_duration("--limit", options.limit),

@@ -84,7 +84,7 @@ def _drill(options: argparse.Namespace) -> int:
 def _conduct(options: argparse.Namespace, plan: Any) -> int:
     from holdfast.agent.settings import RunSettings
     from holdfast.checkpoint.settings import CheckpointSettings
-    from holdfast.drills.conduct import Request, conduct
+    from holdfast.drills.conduct import DrillRequest, conduct
 
     words: list[str] = options.words
     if words[:1] == [] or words == ["-m"]:
@@ -96,7 +96,7 @@ def _conduct(options: argparse.Namespace, plan: Any) -> int:
     if not 0 <= options.goodput_min <= 1:
         raise ConfigError(f"--goodput-min is {options.goodput_min:g}", hint="give a fraction from 0 to 1")
     return conduct(
-        Request(
+        DrillRequest(
             plan=plan,
             script=tuple(words),
             report=Path(options.report),

@@ -19,16 +19,16 @@ from typing import Any, NoReturn
 from holdfast.core.errors import ConfigError
 from holdfast.drills.by_time import ByTime
 from holdfast.drills.catalogue import refuse_impossible
-from holdfast.drills.checking import Outcome, Verdict, check
+from holdfast.drills.checking import Outcome, PromiseVerdict, check
 from holdfast.drills.engine import LOOK_S, Engine
 from holdfast.drills.figures import Figures, flat, measure, recovered_at
 from holdfast.drills.ground import RIG, Ground, setting_of
 from holdfast.drills.nemesis import Nemesis
-from holdfast.drills.plan import Plan
+from holdfast.drills.plan import DrillPlan
 from holdfast.drills.report import Drill, write_json, write_report
-from holdfast.drills.schedule import Done, Planned, draw
+from holdfast.drills.schedule import DoneFault, Planned, draw
 from holdfast.drills.suspicion import lines_to_look_at
-from holdfast.drills.trace import Entry, TraceReader
+from holdfast.drills.trace import TraceEntry, TraceReader
 from holdfast.events.telling import count
 from holdfast.script_check.conduct import first_look
 
@@ -38,10 +38,10 @@ INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class DrillRequest:
     """What `holdfast drill` was asked for."""
 
-    plan: Plan
+    plan: DrillPlan
     script: tuple[str, ...]  # a script, or -m and a module, and the arguments
     report: Path
     json: Path | None = None
@@ -49,7 +49,7 @@ class Request:
     goodput_min: float = 0.0
 
 
-def conduct(request: Request) -> int:
+def conduct(request: DrillRequest) -> int:
     """The exit code: 0 if the promises held, 1 if one did not, 130 after Ctrl-C."""
     plan = request.plan
     refuse_impossible(plan.kinds, hosts=plan.hosts)
@@ -77,14 +77,14 @@ def conduct(request: Request) -> int:
 
 @dataclass
 class Conductor:
-    request: Request
+    request: DrillRequest
     home: Path
     judged: bool = False
     _look: str = ""  # what a check says of the script before the drill
     _began: float = 0.0  # on the monotonic clock
     _began_at: float = 0.0  # in seconds since 1970
     _seen: int = 0  # of the faults that were done
-    _waiting: list[Done] = field(default_factory=list)  # for their recovery
+    _waiting: list[DoneFault] = field(default_factory=list)  # for their recovery
 
     def go(self) -> int:
         plan, script = self.request.plan, list(self.request.script)
@@ -192,7 +192,7 @@ class Conductor:
     def _tell(self, text: str) -> None:
         _say(f"{time.monotonic() - self._began:6.1f} s  {text}")
 
-    def _tell_recoveries(self, engine: Engine, nemesis: Nemesis, fresh: list[Entry]) -> None:
+    def _tell_recoveries(self, engine: Engine, nemesis: Nemesis, fresh: list[TraceEntry]) -> None:
         self._waiting += nemesis.done[self._seen :]
         self._seen = len(nemesis.done)
         if not self._waiting or not fresh:
@@ -216,7 +216,7 @@ class Conductor:
         figures = measure(quiet, faulty, done, began=began, ended=ended)
         verdicts += self._bar(figures, faulty)
         if faulty.exit_code is not None and not done:
-            verdicts.append(Verdict("faults", False, "the script was over before the first fault"))
+            verdicts.append(PromiseVerdict("faults", False, "the script was over before the first fault"))
         drill = Drill(
             plan=self.request.plan,
             script=self.request.script,
@@ -241,13 +241,13 @@ class Conductor:
             return INTERRUPTED
         return 0 if drill.held else 1
 
-    def _bar(self, figures: Figures, faulty: Outcome) -> list[Verdict]:
+    def _bar(self, figures: Figures, faulty: Outcome) -> list[PromiseVerdict]:
         least = self.request.goodput_min
         if not least or faulty.exit_code is None:
             return []
         reached = figures.goodput
         text = f"{reached:.3f}, and --goodput-min is {least:g}" if reached is not None else "too few steps to tell"
-        return [Verdict("goodput", reached is not None and reached >= least, text)]
+        return [PromiseVerdict("goodput", reached is not None and reached >= least, text)]
 
 
 def _lines_to_look_at(script: str) -> list[str]:

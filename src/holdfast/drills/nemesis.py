@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from holdfast.core.words import host_of, slot_of
 from holdfast.drills.ground import Ground
-from holdfast.drills.schedule import Done, Planned
+from holdfast.drills.schedule import DoneFault, Planned
 from holdfast.drills.trace import order_path, result_path
 from holdfast.placement.directory import replace_file
 from holdfast.placement.proc import process_state
@@ -27,7 +27,7 @@ DEATH_S = 5.0
 
 @dataclass
 class _Undoing:
-    done: Done
+    done: DoneFault
     is_due: Callable[[float], bool]
     undo: Callable[[], None]
 
@@ -42,7 +42,7 @@ class Nemesis:
     ) -> None:
         self.ground = ground
         self.run = run
-        self.done: list[Done] = []
+        self.done: list[DoneFault] = []
         self.stopped: set[int] = set()  # processes that nobody will wake
         self._traces = ground.traces(name)
         self._name = name
@@ -86,13 +86,13 @@ class Nemesis:
         one.done.ended_at = time.time()
         self._say(f"{one.done.planned.kind} is over")
 
-    def _note(self, planned: Planned, what: str, *victims: str) -> Done:
-        done = Done(planned, time.time(), what, self._step(), self.run.view, victims)
+    def _note(self, planned: Planned, what: str, *victims: str) -> DoneFault:
+        done = DoneFault(planned, time.time(), what, self._step(), self.run.view, victims)
         self.done.append(done)
         self._say(what)
         return done
 
-    def _until(self, done: Done, undo: Callable[[], None], is_due: Callable[[float], bool] | None = None) -> None:
+    def _until(self, done: DoneFault, undo: Callable[[], None], is_due: Callable[[float], bool] | None = None) -> None:
         over_at = time.monotonic() + done.planned.duration_s
         self._undoing.append(_Undoing(done, is_due or (lambda now: now >= over_at), undo))
 

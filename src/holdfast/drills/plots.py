@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.core.words import host_of, slot_of
 from holdfast.drills.figures import Figures
-from holdfast.drills.schedule import Done
+from holdfast.drills.schedule import DoneFault
 from holdfast.observe.fold import record_of
 from holdfast.observe.lanes import JOINING, LIVING, PAUSED, SPARE
 
@@ -71,7 +71,7 @@ def _svg(height: float, label: str, body: str) -> str:
     )
 
 
-def _outages(done: Sequence[Done], axis: Axis, began: float, height: float) -> str:
+def _outages(done: Sequence[DoneFault], axis: Axis, began: float, height: float) -> str:
     parts = []
     for one in done:
         if one.planned.duration_s and one.planned.kind != "slow":
@@ -85,7 +85,7 @@ def _outages(done: Sequence[Done], axis: Axis, began: float, height: float) -> s
     return "".join(parts)
 
 
-def timeline(events: Sequence[Mapping[str, Any]], done: Sequence[Done], began: float, until: float) -> str:
+def timeline(events: Sequence[Mapping[str, Any]], done: Sequence[DoneFault], began: float, until: float) -> str:
     """A lane for each slot: grey while a worker starts or waits as a spare, coloured while it trains."""
     lanes = sorted(record_of(events).workers.lanes.values(), key=lambda lane: lane.order)
     lanes = [lane for lane in lanes if lane.stretches]
@@ -115,7 +115,7 @@ def _span(kind: str, axis: Axis, since: float, to: float, top: float, text: str)
     )
 
 
-def _mark(one: Done, victim: str, tops: Mapping[tuple[str, int], float], axis: Axis, began: float) -> str:
+def _mark(one: DoneFault, victim: str, tops: Mapping[tuple[str, int], float], axis: Axis, began: float) -> str:
     top = tops.get((host_of(victim), slot_of(victim)))
     mark = MARKS.get(one.planned.kind)
     if top is None or mark is None:
@@ -127,7 +127,7 @@ def _mark(one: Done, victim: str, tops: Mapping[tuple[str, int], float], axis: A
     )
 
 
-def throughput(figures: Figures, done: Sequence[Done], began: float) -> str:
+def throughput(figures: Figures, done: Sequence[DoneFault], began: float) -> str:
     points = figures.throughput
     if len(points) < 2:
         return ""
@@ -149,7 +149,7 @@ def throughput(figures: Figures, done: Sequence[Done], began: float) -> str:
     return _svg(height, "Steps a second over time", "".join(parts))
 
 
-def recoveries(figures: Figures, done: Sequence[Done]) -> str:
+def recoveries(figures: Figures, done: Sequence[DoneFault]) -> str:
     """A bar for each fault."""
     known = [(one, took) for one, took in zip(done, figures.recoveries_s, strict=True) if took is not None]
     if not known:

@@ -12,10 +12,10 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError
 from holdfast.drills import plots
-from holdfast.drills.checking import Verdict
+from holdfast.drills.checking import PromiseVerdict
 from holdfast.drills.figures import Figures
-from holdfast.drills.plan import Plan
-from holdfast.drills.schedule import Done, Planned
+from holdfast.drills.plan import DrillPlan
+from holdfast.drills.schedule import DoneFault, Planned
 from holdfast.events.telling import count
 from holdfast.placement.directory import replace_file
 
@@ -29,11 +29,11 @@ METHOD = Path(__file__).with_name("report_method.html")
 class Drill:
     """Everything that is told of a drill. Times are seconds since 1970."""
 
-    plan: Plan
+    plan: DrillPlan
     script: tuple[str, ...]
     planned: tuple[Planned, ...]
-    done: tuple[Done, ...]
-    verdicts: tuple[Verdict, ...]
+    done: tuple[DoneFault, ...]
+    verdicts: tuple[PromiseVerdict, ...]
     figures: Figures
     flat: Mapping[str, Any]
     events: Sequence[Mapping[str, Any]]

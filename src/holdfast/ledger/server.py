@@ -23,7 +23,7 @@ from pathlib import Path
 from holdfast.core.errors import ConfigError, LedgerError, LedgerRefused, ProtocolError
 from holdfast.ledger import wire
 from holdfast.ledger.channel import check_socket_path
-from holdfast.ledger.connection import Connection, Patience, WatchCursor
+from holdfast.ledger.connection import ConnectionPatience, LedgerConnection, WatchCursor
 from holdfast.ledger.journal import GARBAGE_BYTES_MAX, Journal
 from holdfast.ledger.machine import LedgerMachine, Record
 from holdfast.ledger.port import Entry, Reading
@@ -48,7 +48,7 @@ class ServerLimits:
 
     connections_max: int = 1024
     unproven_max: int = 128
-    patience: Patience = field(default_factory=Patience)
+    patience: ConnectionPatience = field(default_factory=ConnectionPatience)
     stall_s: float = 0.5  # a turn of the loop that took longer was a stall, and leases are put off by it
     garbage_bytes_max: int = GARBAGE_BYTES_MAX
 
@@ -133,9 +133,9 @@ class _Loop:
         self._woken = woken
         self._limits = limits
         self._clock = clock
-        self._connections: set[Connection] = set()
-        self._watchers: set[Connection] = set()
-        self._busy: set[Connection] = set()  # they have more requests than their share of a turn
+        self._connections: set[LedgerConnection] = set()
+        self._watchers: set[LedgerConnection] = set()
+        self._busy: set[LedgerConnection] = set()  # they have more requests than their share of a turn
         self._selector = selectors.DefaultSelector()
         keys = Keys.from_secret(secret)
         self._acceptor = Acceptor(
@@ -196,7 +196,7 @@ class _Loop:
                 self._serve(key.data, events)
         return True
 
-    def _serve(self, connection: Connection, events: int) -> None:
+    def _serve(self, connection: LedgerConnection, events: int) -> None:
         """Move one connection on as far as it goes without waiting."""
         try:
             if events & _READ and not connection.receive():
@@ -225,7 +225,7 @@ class _Loop:
         self._listen_for(connection, reading | (_WRITE if connection.sending else 0))
         connection.rearm(self._clock())
 
-    def _answer(self, connection: Connection, request: Request) -> None:
+    def _answer(self, connection: LedgerConnection, request: Request) -> None:
         try:
             if request.op == "watch":
                 connection.watch = WatchCursor(request.prefix, request.revision, request.revision)
@@ -263,7 +263,7 @@ class _Loop:
             if connection.watch.revision != self._machine.revision and not connection.sending:
                 self._serve(connection, 0)
 
-    def _feed(self, connection: Connection, watch: WatchCursor) -> None:
+    def _feed(self, connection: LedgerConnection, watch: WatchCursor) -> None:
         """Start sending what a watch has not seen. What it missed for good it is told, and it ends."""
         try:
             changes = self._machine.changes_after(watch.revision, watch.prefix)
@@ -279,12 +279,12 @@ class _Loop:
     # -- connections
 
     def _welcome(self, newcomer: Proving) -> None:
-        connection = Connection(newcomer.sock, self._limits.patience)
+        connection = LedgerConnection(newcomer.sock, self._limits.patience)
         connection.rearm(self._clock())
         self._connections.add(connection)
         self._selector.register(connection.sock, _READ, connection)
 
-    def _listen_for(self, connection: Connection, events: int) -> None:
+    def _listen_for(self, connection: LedgerConnection, events: int) -> None:
         if self._selector.get_key(connection.sock).events != events:
             self._selector.modify(connection.sock, events, connection)
 
@@ -292,7 +292,7 @@ class _Loop:
         for connection in [one for one in self._connections if one.deadline <= now]:
             self._close(connection)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: LedgerConnection) -> None:
         self._connections.discard(connection)
         self._watchers.discard(connection)
         self._busy.discard(connection)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.words import KEY_VIEW
 from holdfast.detection.beat import Activity, Beat
 from holdfast.detection.hang_judge import GAP_S_MAX, MOVES_S, HangJudge, Process
-from holdfast.detection.phi import History
+from holdfast.detection.phi import IntervalHistory
 from holdfast.detection.progress import Limits
 from holdfast.membership.phases import Phase
 from tests.harness.simulator.schedule import Violation
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LIMITS = Limits(stuck_s=4.0, hang_s=10.0)
 LATEST_S = 18.0  # after this, one that could be ended has been
-USUAL = History(20, 0.1, 0.05, 0.5)
+USUAL = IntervalHistory(20, 0.1, 0.05, 0.5)
 
 
 class Hanging:
@@ -121,7 +121,7 @@ class Hanging:
             entered=0 if worker.state is None else 2 if since is not None else number,
             moved_at=self._world.now if since is None else since,
             usual=USUAL,
-            pace=History(20, 0.1, 0.01, 0.2),
+            pace=IntervalHistory(20, 0.1, 0.01, 0.2),
         )
         return beat
 

@@ -20,7 +20,7 @@ from holdfast.agent.settings import RunSettings
 from holdfast.agent.workers.stacks import collect
 from holdfast.agent.workers.standing_still import FoundHung, StandingStill
 from holdfast.detection.beat import Beat
-from holdfast.detection.hang_judge import HangJudge, Process, Verdict
+from holdfast.detection.hang_judge import HangJudge, HangVerdict, Process
 from holdfast.detection.pages import FOLDER, Note, Page
 from holdfast.detection.progress import Level, Limits, Sight, Suspicion, suspect
 from holdfast.placement.proc import busiest_state, family_cpu_s, process_started
@@ -179,7 +179,7 @@ class HeartbeatWatch:
         self.standing_still.ended(worker)
         (self._folder / f"{worker}.json").unlink(missing_ok=True)
 
-    def _conclude(self, verdict: Verdict) -> None:
+    def _conclude(self, verdict: HangVerdict) -> None:
         """Collect the stacks, which takes a moment, and look whether it still hangs."""
         page, suspicion = self._pages[verdict.worker], verdict.suspicion
         stacks = collect(page.note, thread=verdict.beat.thread)

@@ -26,7 +26,7 @@ from holdfast.checkpoint.format.parts import PART_BYTES, lay_out, tensor_names
 from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
 from holdfast.checkpoint.saving.health import StorageHealth
 from holdfast.checkpoint.saving.save_buffer import NeighbourBuffer, SaveBuffer, note_path
-from holdfast.checkpoint.saving.saved import Saved, Told
+from holdfast.checkpoint.saving.saved import Saved, SaverNews
 from holdfast.checkpoint.saving.share import COPIES, Share, name_of
 from holdfast.checkpoint.saving.share_writer import ShareWriter
 from holdfast.checkpoint.storage.port import Storage
@@ -57,7 +57,7 @@ class Saver:
     def __init__(
         self,
         open_storage: Callable[[], Storage] | None,
-        told: Told,
+        told: SaverNews,
         *,
         run: str,
         config: Mapping[str, Any],

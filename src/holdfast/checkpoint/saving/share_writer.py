@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.checkpoint.format.manifest import MANIFEST_BYTES_MAX, Manifest, directory_of, manifest_name
 from holdfast.checkpoint.format.parts import Part, view_of
 from holdfast.checkpoint.saving.health import StorageHealth
-from holdfast.checkpoint.saving.saved import Told
+from holdfast.checkpoint.saving.saved import SaverNews
 from holdfast.checkpoint.saving.share import Share
 from holdfast.checkpoint.saving.side_by_side import for_each_part
 from holdfast.checkpoint.saving.together import write_together
@@ -25,7 +25,7 @@ class ShareWriter:
     """`superseded`: a newer snapshot has come, or the saver is closed. `is_saved`: told of every commit, with the
     manifest and whether it is this worker's."""
 
-    told: Told
+    told: SaverNews
     health: StorageHealth
     run: str
     config: Mapping[str, Any]

@@ -20,7 +20,7 @@ from holdfast.checkpoint.host_memory.place import MEMORY_ONLY, remove_memory
 from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
 from holdfast.checkpoint.restoring.reading import list_checkpoints, newest_valid
 from holdfast.checkpoint.saving.retention import Keep
-from holdfast.checkpoint.saving.saved import Saved, Told
+from holdfast.checkpoint.saving.saved import Saved, SaverNews
 from holdfast.checkpoint.saving.saver import Doing, Saver
 from holdfast.checkpoint.saving.schedule import Every, Schedule
 from holdfast.checkpoint.saving.share import Share
@@ -152,7 +152,7 @@ class Checkpoints(NoCheckpoints):
         self._asked: int | None = None  # the last request that was made before we came, or that a save has met
         self._saver = Saver(
             (lambda: open_storage(settings.uri)) if settings.uri else None,
-            Told(self._saved, self._trouble, self._recovered, self._warn, claim.check),
+            SaverNews(self._saved, self._trouble, self._recovered, self._warn, claim.check),
             run=worker.run,
             config=rewinding.mark(asdict(config)),
             me=worker.id,
