@@ -154,7 +154,7 @@ def html(drill: Drill) -> str:
 
 
 _LEGEND = (
-    '<div class="faint">blue: trains; grey: starts, or waits as a spare; ✕ killed, ‖ stopped, ⚡ a bit flipped; '
+    '<div class="faint">blue: trains; grey: joins, waits as a spare or is paused; ✕ killed, ‖ stopped, ⚡ a bit flipped; '
     "shaded: an outage</div>"
 )
 
