@@ -154,7 +154,7 @@ def html(drill: Drill) -> str:
 
 
 _LEGEND = (
-    '<div class="faint">blue: trains; grey: joins, waits as a spare or is paused; ✕ killed, ‖ stopped, ⚡ a bit flipped; '
+    '<div class="faint">blue: trains; grey: joins, is a spare or is paused; ✕ killed, ‖ stopped, ⚡ a bit flipped; '
     "shaded: an outage</div>"
 )
 
