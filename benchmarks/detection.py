@@ -36,8 +36,8 @@ from typing import Any
 from arguments import conclude, listed
 from commits import CommitLog
 from holdfast.agent.hosts.ring_watch import RingNews, RingWatch
-from holdfast.agent.ledger_watch import LedgerState
-from holdfast.agent.workers.watchman import Glance, find_pages
+from holdfast.agent.ledger_watch import LedgerContents
+from holdfast.agent.workers.heartbeat_watch import Glance, find_pages
 from holdfast.core.errors import HoldfastError
 from holdfast.core.words import KEY_HOSTS, encode_json
 from holdfast.detection.beat import Activity
@@ -290,7 +290,7 @@ def measure_real_ring(args: argparse.Namespace, result: Result) -> None:
             workers = {f"w{slot}.1@{host}": glance for slot in range(8)}
             look = {"glances": lambda workers=workers: workers, "report": report}
             rings[host] = RingWatch(host, server, keys, lease_s=2.0, **look)
-            rings[host].listening(lambda news: None)(LedgerState(values))
+            rings[host].listening(lambda news: None)(LedgerContents(values))
         try:
             time.sleep(5.0)  # connected, and of one another's rhythm
             before = {host: (ring.cost_s, ring.sent_bytes, ring.received_bytes) for host, ring in rings.items()}
@@ -299,7 +299,7 @@ def measure_real_ring(args: argparse.Namespace, result: Result) -> None:
             costs = [(rings[host].cost_s - cost_s) / seconds for host, (cost_s, _, _) in before.items()]
             sent = [(rings[host].sent_bytes - count) / seconds for host, (_, count, _) in before.items()]
             heard = [(rings[host].received_bytes - count) / seconds for host, (_, _, count) in before.items()]
-            rings["b"]._send = lambda tidings: None  # its host loses its network
+            rings["b"]._send = lambda beat: None  # its host loses its network
             moment = time.monotonic()
             while len(noticed) < 2 and time.monotonic() < moment + STEP_TIMEOUT_S:
                 time.sleep(0.01)

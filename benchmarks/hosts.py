@@ -35,7 +35,7 @@ from holdfast.reduce.arena import Arena
 from holdfast.reduce.hosts import Hosts
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.network import Network
-from holdfast.reduce.reduction import SMALL_BYTES, Brought, bring
+from holdfast.reduce.reduction import SMALL_BYTES, Brought, ReductionTerms, bring
 from holdfast.reduce.sums import Sums
 from transport import together
 
@@ -85,9 +85,9 @@ class Worker:
             return lambda: dist.all_reduce(self.vector)
         shards, small = len(self.members), self.layout.slot_bytes <= SMALL_BYTES
         if system == "network":
-            network = Network(self.group, shards, self.near[self.me], small=small, interrupted=lambda: "")
+            network = Network(self.group, self.near[self.me], ReductionTerms(shards, small))
             return lambda: network.reduce(0, self.layout, self.members, self.brought)
-        hosts = Hosts(self.group, shards, self.near, small=small, interrupted=lambda: "")
+        hosts = Hosts(self.group, self.near, ReductionTerms(shards, small))
         right = (shards - 1) / 2
 
         def reduce() -> None:

@@ -27,6 +27,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer
 from holdfast.ledger.etcd import open_etcd
 from holdfast.ledger.port import Ledger
+from tests.harness import etcd_faults
 
 OPERATIONS = ("get", "put", "compare_and_set", "keep_alive", "watch")
 ROUNDS = 5
@@ -104,7 +105,7 @@ def failovers(home: Path, count: int) -> list[float]:
     with EtcdCluster(home / "dying", 3) as cluster, closing(open_etcd(cluster.url, "benchmark")) as ledger:
         for _ in range(count):
             revision = ledger.put("view", VALUE)
-            leader = cluster.leader()
+            leader = etcd_faults.leader(cluster)
             cluster.members[leader].signal(signal.SIGKILL)
             start = time.perf_counter()
             won = ledger.compare_and_set("view", VALUE, expected=revision)

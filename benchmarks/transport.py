@@ -33,7 +33,7 @@ from holdfast.net.groups import Connection, Group
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.network import Network
-from holdfast.reduce.reduction import SMALL_BYTES, bring
+from holdfast.reduce.reduction import SMALL_BYTES, ReductionTerms, bring
 from holdfast.reduce.shared_memory import SharedMemory
 from holdfast.reduce.sums import Sums
 
@@ -71,9 +71,11 @@ class Worker:
             return lambda: dist.all_reduce(self.vector)
         shards, small = len(self.members), self.layout.slot_bytes <= SMALL_BYTES
         if system == "network":
-            path = Network(self.group, shards, self.arena, small=small, interrupted=lambda: "")
+            path = Network(self.group, self.arena, ReductionTerms(shards, small))
             return lambda: path.reduce(0, self.layout, self.members, self.brought)
-        shared = SharedMemory(self.view, self.members[self.rank], shards, self.arenas, two_rounds=not small)
+        shared = SharedMemory(
+            self.view, self.members[self.rank], self.arenas, ReductionTerms(shards, small), two_rounds=not small
+        )
 
         def reduce() -> None:
             shared.reduce(0, self.layout, self.members, self.brought)

@@ -16,6 +16,16 @@ PARAMETERS_MAX = 10
 JOINING = "joining.py:join"  # one call with every argument of the library, most of it the signature
 CONVERSIONS = {("exporting.py", "save"), ("importing.py", "load")}  # other programs' files, at a person's request
 MODES = re.compile(r"\b(Exact|[Ee]lastic|ELASTIC|[Qq]uorum|modes\.(exact|elastic)|exact mode)\b")
+IMPORTS_MAX = 20  # modules of our own
+MORE_IMPORTS = {  # a file that puts parts together names each of them once; everything else knows few
+    "agent/starting.py": "it builds every part of an agent and hands each what it needs",
+    "cli/main.py": "it names the module of every command, and imports the one that is called",
+    "engine/api/joining.py": "holdfast.join checks every argument and puts the run together from them",
+    "engine/api/run.py": "the user's run: each of its methods is one call of another part",
+    "engine/place.py": "it builds every part of a worker where the worker belongs",
+    "engine/transfer/checkpointing.py": "it brings storage, hosts' memory, the ledger and the saver together",
+    "engine/worker.py": "it performs every effect of the machine with the part that can",
+}
 NAMES = re.compile(r"(^|_)(utils?|helpers?|managers?|common|misc)($|_)")
 
 
@@ -53,6 +63,27 @@ def test_no_file_outside_of_modes_names_a_mode() -> None:
     outside = [path for path in SOURCES if package / "modes" not in path.parents and path != package / "__init__.py"]
     named = [str(path.relative_to(package)) for path in outside if MODES.search(path.read_text())]
     assert not named
+
+
+def test_a_file_knows_few_others() -> None:
+    package = ROOT / "src" / "holdfast"
+    counted = {str(path.relative_to(package)): len(own_imports(path)) for path in SOURCES}
+    many = {name: count for name, count in counted.items() if count > IMPORTS_MAX}
+    assert many.keys() <= MORE_IMPORTS.keys(), f"a file that knows so many others does too much: {many}"
+    assert MORE_IMPORTS.keys() <= many.keys(), "an exception that is none any more"
+
+
+def own_imports(path: Path) -> set[str]:
+    """The modules of the package that this file imports, wherever in the file it does."""
+    found = set()
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("holdfast.")}
+        elif isinstance(node, ast.ImportFrom) and (module := node.module or "").split(".")[0] == "holdfast":
+            room = ROOT / "src" / Path(*module.split("."))
+            are_modules = {alias.name: (room / alias.name).with_suffix(".py").exists() for alias in node.names}
+            found |= {f"{module}.{name}" if is_module else module for name, is_module in are_modules.items()}
+    return found
 
 
 def test_what_is_imported_from_torchs_own_files_is_data() -> None:

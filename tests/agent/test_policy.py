@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.policy import REPLACE_AFTER_S, AnnounceStop, AskToLeave, End, Kill, Policy, Start
+from holdfast.agent.policy import REPLACE_AFTER_S, AnnounceStop, AskToLeave, Kill, Policy, RunEnd, Start
 from holdfast.core.words import worker_id
 
 
@@ -17,7 +17,7 @@ class Story:
         self.policy = Policy(workers, spares, restarts)
         self.now = 0.0
         self.incarnations: dict[int, int] = {}
-        self.end: End | None = None
+        self.end: RunEnd | None = None
         self.said: list[Any] = []
         self.tick()
 
@@ -28,7 +28,7 @@ class Story:
             if isinstance(action, Start):
                 self.incarnations[action.slot] = self.incarnations.get(action.slot, 0) + 1
                 self.policy.started(worker_id(action.slot, self.incarnations[action.slot]))
-            if isinstance(action, End):
+            if isinstance(action, RunEnd):
                 self.end = action
         self.said += actions
         return actions
@@ -89,7 +89,7 @@ def test_without_restarts_the_others_go_on_and_the_last_failure_is_the_outcome()
     assert story.alive == ["w1.1"]
     assert story.end is None
     story.exit("w1.1", code=7)
-    assert story.end == End("failed", 7, "no worker is left and all 1 restarts are used up", "w1.1")
+    assert story.end == RunEnd("failed", 7, "no worker is left and all 1 restarts are used up", "w1.1")
 
 
 @pytest.mark.parametrize(("exit", "code"), [({"code": 1}, 1), ({"code": 2}, 2), ({"signal": 11}, 139)])
@@ -190,7 +190,7 @@ def test_stopping_replaces_nobody_and_ends_with_the_given_code() -> None:
     story.exit("w0.1", signal=9)
     assert story.alive == ["w1.1"]
     story.exit("w1.1", code=0)
-    assert story.end == End("stopped", 130, "Ctrl-C")
+    assert story.end == RunEnd("stopped", 130, "Ctrl-C")
 
 
 def test_who_does_not_stop_in_time_is_killed() -> None:
@@ -208,7 +208,7 @@ def test_stop_at_once_kills_everyone() -> None:
     assert story.tick() == [
         Kill("w0.1", "the run is over"),
         Kill("w1.1", "the run is over"),
-        End("stopped", 130, "twice"),
+        RunEnd("stopped", 130, "twice"),
     ]
 
 
@@ -221,7 +221,7 @@ def test_after_the_last_step_nobody_is_replaced_spares_are_stopped_and_scripts_m
     story.exit("w2.1", code=0)
     assert story.tick(10_000.0) == []  # w0.1 still evaluates its model
     story.exit("w0.1", code=0)
-    assert story.end == End("finished", 0, "")
+    assert story.end == RunEnd("finished", 0, "")
 
 
 def test_a_straggler_has_a_minute() -> None:
@@ -257,7 +257,7 @@ def test_a_script_that_fails_after_its_training_gives_its_own_code() -> None:
     story = Story(workers=1)
     story.event("w0.1", "finished", step=9)
     story.exit("w0.1", code=3)
-    assert story.end == End("finished", 3, "w0.1 failed after the last step", "w0.1")
+    assert story.end == RunEnd("finished", 3, "w0.1 failed after the last step", "w0.1")
 
 
 def test_scaling_up_starts_and_scaling_down_asks_the_highest_to_leave() -> None:
@@ -305,7 +305,7 @@ def test_everyone_leaving_ends_the_run_without_an_error() -> None:
     story = Story(workers=2)
     story.exit("w0.1", code=0)
     story.exit("w1.1", code=0)
-    assert story.end == End("left", 0, "every worker left")
+    assert story.end == RunEnd("left", 0, "every worker left")
 
 
 def test_a_system_that_starts_no_processes_is_asked_again_with_back_off() -> None:
@@ -316,7 +316,7 @@ def test_a_system_that_starts_no_processes_is_asked_again_with_back_off() -> Non
             actions.append(action)
             if isinstance(action, Start):
                 policy.start_failed(0, minute * 60.0)
-    assert [type(action) for action in actions] == [Start, Start, Start, End]
+    assert [type(action) for action in actions] == [Start, Start, Start, RunEnd]
     assert actions[-1].exit_code == 1
 
 
@@ -459,7 +459,7 @@ def test_who_fails_between_two_loops_is_replaced_when_the_others_go_on() -> None
     for worker in story.alive:
         story.event(worker, "finished", step=60)
         story.exit(worker, code=0)
-    assert story.end == End("finished", 0, "")
+    assert story.end == RunEnd("finished", 0, "")
 
 
 def test_a_run_that_waits_for_itself_for_good_stops_with_an_error() -> None:
@@ -470,7 +470,7 @@ def test_a_run_that_waits_for_itself_for_good_stops_with_an_error() -> None:
     for worker in story.alive:
         story.event(worker, "left", step=3)
         story.exit(worker, code=0)
-    assert story.end == End("stopped", 1, "the run waits for itself")
+    assert story.end == RunEnd("stopped", 1, "the run waits for itself")
 
 
 def test_an_unsaved_end_is_no_success_and_nobody_is_started_for_it() -> None:
@@ -481,7 +481,7 @@ def test_an_unsaved_end_is_no_success_and_nobody_is_started_for_it() -> None:
     story.exit("w0.1", code=74)
     assert story.reason == "unsaved" and story.alive == ["w1.1", "w2.1"]
     story.exit("w1.1", code=74)
-    assert story.end == End("unsaved", 74, "the last state is not saved")
+    assert story.end == RunEnd("unsaved", 74, "the last state is not saved")
 
 
 def test_an_unsaved_end_of_a_run_that_was_stopped_keeps_the_code_of_the_signal() -> None:
@@ -501,7 +501,7 @@ def test_one_that_saved_is_enough() -> None:
     story.event("w1.1", "unsaved", step=9, reason="its network is gone")
     story.exit("w1.1", code=74)
     story.exit("w0.1", code=0)
-    assert story.end == End("finished", 0, "")
+    assert story.end == RunEnd("finished", 0, "")
 
 
 def test_a_script_that_ends_in_the_middle_is_not_started_again() -> None:
@@ -510,7 +510,7 @@ def test_a_script_that_ends_in_the_middle_is_not_started_again() -> None:
         story.event(worker, "progress", step=5)
         story.event(worker, "cut_short", step=5, steps=9)
         story.exit(worker, code=1)
-    assert story.end == End("cut short", 1, "the script ended in the middle of the training")
+    assert story.end == RunEnd("cut short", 1, "the script ended in the middle of the training")
 
 
 def test_who_finishes_before_the_others_has_only_left_its_loop() -> None:
@@ -521,4 +521,4 @@ def test_who_finishes_before_the_others_has_only_left_its_loop() -> None:
     assert story.tick(1000.0) == [] and not story.policy.done
     story.event("w1.1", "finished", step=30)
     story.exit("w1.1", code=0)
-    assert story.end == End("finished", 0, "")
+    assert story.end == RunEnd("finished", 0, "")

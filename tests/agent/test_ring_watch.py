@@ -14,12 +14,12 @@ import pytest
 from holdfast.agent.hosts.host_table import HostTable, host_line, read_table
 from holdfast.agent.hosts.ring_links import answers, dial, frame
 from holdfast.agent.hosts.ring_watch import RingNews, RingWatch
-from holdfast.agent.ledger_watch import LedgerChange, LedgerState
-from holdfast.agent.workers.watchman import Glance
+from holdfast.agent.ledger_watch import LedgerChange, LedgerContents
+from holdfast.agent.workers.heartbeat_watch import Glance
 from holdfast.core.errors import ConfigError
 from holdfast.core.words import KEY_HOSTS, KEY_VIEW, KEY_WORKERS, Registration, View, encode_json
+from holdfast.detection.agent_beat import AgentBeat
 from holdfast.detection.progress import Level
-from holdfast.detection.tidings import Tidings
 from holdfast.ledger.port import Change
 from holdfast.net.addresses import split_tcp
 from holdfast.net.sockets import open_tcp
@@ -64,7 +64,7 @@ class Hosts:
 
     def tell(self) -> None:
         for ring in self.rings.values():
-            ring.listening(lambda news: None)(LedgerState(dict(self.values)))
+            ring.listening(lambda news: None)(LedgerContents(dict(self.values)))
 
     def stop(self, host: str) -> None:
         self.rings.pop(host).close()
@@ -96,7 +96,7 @@ def wait(condition: Callable[[], object], what: str) -> None:
 
 def go_silent(ring: RingWatch) -> None:
     """Its host loses its network: nothing is sent any more, and nobody says good-bye."""
-    ring._send = lambda tidings: None  # type: ignore[method-assign]
+    ring._send = lambda beat: None  # type: ignore[method-assign]
 
 
 def test_three_agents_hear_each_other_and_tell_how_their_workers_look(hosts: Hosts, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_strangers_and_nonsense_are_hung_up_on(hosts: Hosts, tmp_path: Path) -> 
         with suppress(ConnectionResetError):
             while stranger.recv(4096):
                 pass
-    for nonsense in (frame(b"{}"), b"\xff\xff\xff\xff", frame(Tidings(host="x").encode())[:-1] + b"\x00"):
+    for nonsense in (frame(b"{}"), b"\xff\xff\xff\xff", frame(AgentBeat(host="x").encode())[:-1] + b"\x00"):
         sock = dial(address, hosts.keys)
         sock.settimeout(WAIT_S)
         sock.sendall(nonsense)

@@ -23,12 +23,12 @@ from holdfast.checkpoint.format.manifest import Manifest, directory_of
 from holdfast.checkpoint.format.parts import fill, lay_out, seal, tensor_names
 from holdfast.checkpoint.host_memory import snapshot_files as host_memory
 from holdfast.checkpoint.host_memory.erasure import Code
-from holdfast.checkpoint.host_memory.fragments import Fragment, Place, code_for, indices_of, kept_by
+from holdfast.checkpoint.host_memory.fragments import Fragment, PlaceAmongHosts, code_for, indices_of, kept_by
 from holdfast.checkpoint.host_memory.gathering import GatheredStorage, Source, newest_gathered, whole_steps
 from holdfast.checkpoint.host_memory.place import OWNER, kept_steps, memory_directory, sweep
 from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
 from holdfast.checkpoint.restoring.reading import newest_valid, verify
-from holdfast.checkpoint.saving.writing import image_buffer
+from holdfast.checkpoint.saving.side_by_side import image_buffer
 from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.port import Stored
@@ -80,7 +80,7 @@ class Hosts:
         for host, memory in enumerate(self.memories):
             for worker in range(self.workers):
                 if (host, worker) not in without:
-                    place = Place(len(self.memories), host, self.workers, worker)
+                    place = PlaceAmongHosts(len(self.memories), host, self.workers, worker)
                     mine = memory.parts(place, len(what.manifest.parts))
                     assert memory.keep(place, what.manifest, {number: what.images[number] for number in mine})
 
@@ -125,7 +125,7 @@ def flip(path: Path, at: int = 100) -> None:
 @given(k=st.integers(1, 12), m=st.integers(1, 6), hosts=st.integers(1, 24), number=st.integers(0, 500))
 def test_each_fragment_is_kept_by_one_host_and_they_are_spread_evenly(k: int, m: int, hosts: int, number: int) -> None:
     code = Code(k, m)
-    kept = [indices_of(number, code, Place(hosts, host, 1, 0)) for host in range(hosts)]
+    kept = [indices_of(number, code, PlaceAmongHosts(hosts, host, 1, 0)) for host in range(hosts)]
     assert sorted(index for indices in kept for index in indices) == list(range(k + m))
     assert max(map(len, kept)) == -(-(k + m) // hosts)
     chosen = code_for((k, m), hosts)
@@ -142,17 +142,17 @@ def test_the_workers_of_a_host_share_its_parts(
     kind: tuple[int, int] | None, hosts: int, workers: int, parts: int
 ) -> None:
     for host in range(hosts):
-        shares = [kept_by(Place(hosts, host, workers, worker), kind, parts) for worker in range(workers)]
+        shares = [kept_by(PlaceAmongHosts(hosts, host, workers, worker), kind, parts) for worker in range(workers)]
         code = code_for(kind, hosts)
-        needed = {n for n in range(parts) if code is None or indices_of(n, code, Place(hosts, host, 1, 0))}
+        needed = {n for n in range(parts) if code is None or indices_of(n, code, PlaceAmongHosts(hosts, host, 1, 0))}
         assert sum(map(len, shares)) == len(needed) and frozenset().union(*shares) == needed
 
 
 def test_a_place_is_that_among_hosts_by_name() -> None:
     members = ("w0.1@beta", "w0.3@alpha", "w1.1@beta", "w0.1@gamma")
-    assert Place.of("w1.1@beta", members) == Place(3, 1, 2, 1)
-    assert Place.of("w0.3@alpha", members) == Place(3, 0, 1, 0)
-    assert Place.of("w1.1", ("w0.1", "w1.1")) == Place(1, 0, 2, 1)
+    assert PlaceAmongHosts.of("w1.1@beta", members) == PlaceAmongHosts(3, 1, 2, 1)
+    assert PlaceAmongHosts.of("w0.3@alpha", members) == PlaceAmongHosts(3, 0, 1, 0)
+    assert PlaceAmongHosts.of("w1.1", ("w0.1", "w1.1")) == PlaceAmongHosts(1, 0, 2, 1)
 
 
 @given(st.text(max_size=120))
@@ -199,7 +199,7 @@ def test_what_may_be_lost_and_no_more(
     for left in range(1, hosts + 1):
         for chosen in combinations(range(hosts), left):
             enough = code is None or all(
-                sum(len(indices_of(number, code, Place(hosts, host, 1, 0))) for host in chosen) >= code.k
+                sum(len(indices_of(number, code, PlaceAmongHosts(hosts, host, 1, 0))) for host in chosen) >= code.k
                 for number in range(len(what.manifest.parts))
             )
             storage = land.gathered(*chosen)
@@ -297,7 +297,7 @@ def test_killed_at_any_moment_the_newest_step_that_was_kept_is_whole(tmp_path: P
         parent = tmp_path / str(trial)
         parent.mkdir()
         children = {
-            (host, worker): forked(saving(parent, Place(hosts, host, workers, worker), states))
+            (host, worker): forked(saving(parent, PlaceAmongHosts(hosts, host, workers, worker), states))
             for host in range(hosts)
             for worker in range(workers)
         }
@@ -345,7 +345,7 @@ def void(_: object) -> None:
     pass
 
 
-def saving(parent: Path, place: Place, states: Sequence[Taken]) -> Callable[[Callable[[], None]], None]:
+def saving(parent: Path, place: PlaceAmongHosts, states: Sequence[Taken]) -> Callable[[Callable[[], None]], None]:
     """What one worker does. As in a run, nobody begins a step before all have kept the last."""
 
     def body(kept: Callable[[], None]) -> None:
@@ -453,7 +453,7 @@ def test_no_room_is_one_warning_and_leaves_nothing_behind(
 ) -> None:
     said: list[str] = []
     memory = HostMemory(small_tmpfs / "h0", None, run_directory=small_tmpfs, warn=said.append)
-    what, place = taken(1), Place(1, 0, 1, 0)
+    what, place = taken(1), PlaceAmongHosts(1, 0, 1, 0)
     assert what.manifest.nbytes > 192 * 1024
     (small_tmpfs / "ballast").write_bytes(bytes(128 * 1024))
     for step in (1, 2):
@@ -472,10 +472,10 @@ def test_the_machines_memory_counts_too(tmp_path: Path, small_parts: int, monkey
     monkeypatch.setattr(host_memory, "_available_bytes", lambda: host_memory.RESERVE_BYTES + 1000)
     said: list[str] = []
     memory = HostMemory(tmp_path / "h0", None, run_directory=tmp_path, warn=said.append)
-    assert not memory.keep(Place(1, 0, 1, 0), taken(1).manifest, taken(1).images)
+    assert not memory.keep(PlaceAmongHosts(1, 0, 1, 0), taken(1).manifest, taken(1).images)
     assert len(said) == 1
     monkeypatch.undo()
-    assert memory.keep(Place(1, 0, 1, 0), taken(1).manifest, taken(1).images), "there is room again"
+    assert memory.keep(PlaceAmongHosts(1, 0, 1, 0), taken(1).manifest, taken(1).images), "there is room again"
 
 
 def test_the_limit_of_a_container_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,7 +502,7 @@ def test_the_directory_is_this_users_alone(tmp_path: Path, small_parts: int) -> 
     (tmp_path / "h0").symlink_to(trap)
     land = Hosts(tmp_path, None, 1)
     what = taken(1)
-    assert not land.memories[0].keep(Place(1, 0, 1, 0), what.manifest, what.images)
+    assert not land.memories[0].keep(PlaceAmongHosts(1, 0, 1, 0), what.manifest, what.images)
     assert len(land.said) == 1 and not list(trap.iterdir())
     (tmp_path / "h0").unlink()
     land.keep(what)
@@ -529,7 +529,7 @@ def test_what_a_deleted_run_left_is_swept_by_the_next(tmp_path: Path, small_part
         directory.mkdir()
         root = roots[name] = memory_directory(directory, b"secret", parent=memories)
         memory = HostMemory(root, None, run_directory=directory, warn=pytest.fail)
-        assert memory.keep(Place(1, 0, 1, 0), what.manifest, what.images)
+        assert memory.keep(PlaceAmongHosts(1, 0, 1, 0), what.manifest, what.images)
     for name in ("deleted", "foreign"):
         (tmp_path / name).rmdir()
     owner = json.loads((roots["foreign"] / OWNER).read_text())

@@ -25,9 +25,10 @@ from holdfast.checkpoint.format.manifest import (
 )
 from holdfast.checkpoint.restoring import reading
 from holdfast.checkpoint.restoring.reading import newest_valid, read_manifest, read_snapshot, verify
+from holdfast.checkpoint.saving import side_by_side
 from holdfast.checkpoint.saving.writing import commit, missing_parts, write_state
-from holdfast.checkpoint.storage.memory import MemoryStorage
 from holdfast.core.errors import ConfigError, IntegrityError, ProtocolError, StorageUnavailable
+from tests.harness.memory_storage import MemoryStorage
 
 from .conftest import every_kind, snapshot_of
 
@@ -181,6 +182,7 @@ def test_no_memory_is_taken_for_parts_that_are_not_there(monkeypatch: pytest.Mon
     claimed = read_manifest(storage, 3)
     assert claimed.nbytes > 2**37
     monkeypatch.setattr(reading, "image_buffer", pytest.fail)
+    monkeypatch.setattr(side_by_side, "image_buffer", pytest.fail)
     with pytest.raises(IntegrityError, match="it is missing"):
         read_snapshot(storage, 3)
     assert len(verify(storage, 3)) == len(parts)

@@ -29,7 +29,7 @@ from holdfast.checkpoint.format.parts import (
     tensor_names,
     view_of,
 )
-from holdfast.checkpoint.saving.writing import image_buffer
+from holdfast.checkpoint.saving.side_by_side import image_buffer
 from holdfast.core.errors import IntegrityError, ProtocolError
 from holdfast.state.codec import flatten, pack_tree
 from holdfast.state.layout import DTYPES, TensorSpec, memory_of, spec_of

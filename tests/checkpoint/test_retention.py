@@ -13,8 +13,8 @@ from holdfast.checkpoint.library import prune
 from holdfast.checkpoint.restoring.reading import Listed, list_checkpoints
 from holdfast.checkpoint.saving.retention import Keep, abandoned, delete_checkpoint, superseded
 from holdfast.checkpoint.saving.writing import write_state
-from holdfast.checkpoint.storage.memory import MemoryStorage
 from holdfast.core.errors import ConfigError, StorageUnavailable
+from tests.harness.memory_storage import MemoryStorage
 
 from .conftest import snapshot_of
 

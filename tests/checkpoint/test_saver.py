@@ -13,7 +13,7 @@ from holdfast.checkpoint.format import parts
 from holdfast.checkpoint.format.manifest import Manifest, directory_of, manifest_name
 from holdfast.checkpoint.restoring.reading import newest_valid, read_snapshot, verify
 from holdfast.checkpoint.saving import share
-from holdfast.checkpoint.saving.saved import Saved, Told
+from holdfast.checkpoint.saving.saved import Saved, SaverNews
 from holdfast.checkpoint.saving.saver import Doing, Saver
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.port import Stored
@@ -70,7 +70,7 @@ class Worker:
         self.recoveries: list[float] = []
         self.warnings: list[str] = []
         heard = self.troubles.append, self.recoveries.append, self.warnings.append
-        told = Told(lambda saved, manifest: self.saved.append(saved), *heard)
+        told = SaverNews(lambda saved, manifest: self.saved.append(saved), *heard)
         self.saver = Saver(
             lambda: self.storage, told, run="r", config={"batch_size": 4}, me=f"w{rank}", run_dir=run_dir
         )
@@ -78,8 +78,8 @@ class Worker:
 
     def begin(self, step: int) -> bool:
         snapshot, mark = snapshot_of(self.state, step), self.mark * step
-        who = {"rank": self.rank, "count": self.count, "before": self.before}
-        return self.saver.begin(snapshot, **who, metrics={"loss": 0.5}, mark=mark)  # type: ignore[arg-type]
+        one = share.Share(snapshot, self.rank, self.count, {"loss": 0.5}, mark=mark, before=self.before)
+        return self.saver.begin(one)
 
 
 def make_state(step: int) -> dict[str, torch.Tensor]:
@@ -353,7 +353,7 @@ def test_the_last_state_is_written_by_whoever_is_there(
         snapshot = snapshot_of(worker.state, 30)
 
         def finish(worker: Worker = worker, snapshot: Snapshot = snapshot) -> None:
-            results.append(worker.saver.finish(snapshot, rank=worker.rank, count=3, metrics={}, timeout_s=WAIT_S))
+            results.append(worker.saver.finish(share.Share(snapshot, worker.rank, 3, {}), timeout_s=WAIT_S))
 
         threads.append(threading.Thread(target=finish))
         threads[-1].start()
@@ -375,7 +375,7 @@ def test_the_last_state_takes_the_place_of_what_is_under_way(
     threading.Timer(0.05, worker.storage.open.set).start()
     worker.state = make_state(11)
     snapshot = snapshot_of(worker.state, 11)
-    assert worker.saver.finish(snapshot, rank=0, count=1, metrics={}, timeout_s=WAIT_S)
+    assert worker.saver.finish(share.Share(snapshot, 0, 1, {}), timeout_s=WAIT_S)
     found = newest_valid(LocalStorage(tmp_path), warn=print)
     assert found is not None and found[0].step == 11
 
@@ -383,7 +383,7 @@ def test_the_last_state_takes_the_place_of_what_is_under_way(
 def test_a_notice_that_is_too_short_is_a_no(crew: Callable[[int], list[Worker]]) -> None:
     (worker,) = crew(1)
     worker.storage.down = "no route to storage"
-    assert not worker.saver.finish(snapshot_of(make_state(1), 1), rank=0, count=1, metrics={}, timeout_s=0.2)
+    assert not worker.saver.finish(share.Share(snapshot_of(make_state(1), 1), 0, 1, {}), timeout_s=0.2)
 
 
 def test_the_manifest_says_whose_it_is(crew: Callable[[int], list[Worker]], tmp_path: Path) -> None:
@@ -431,12 +431,12 @@ def test_what_fails_while_it_gets_ready_is_told_by_the_save_and_holds_nobody_up(
     def warn(text: str) -> None:
         warnings.append(text)
 
-    saver = Saver(broken, Told(lambda saved, manifest: None, warn, lambda down_s: None, warn), run="r", config={})
+    saver = Saver(broken, SaverNews(lambda saved, manifest: None, warn, lambda down_s: None, warn), run="r", config={})
     try:
         saver.prepare(1000, 1)
         assert tried.wait(WAIT_S)
         saver.prepare(1 << 60, 1)
-        assert saver.begin(snapshot_of(make_state(0), 3), rank=0, count=1, metrics={})
+        assert saver.begin(share.Share(snapshot_of(make_state(0), 3), 0, 1, {}))
         saver.wait_copied()
         saver.wait_written(WAIT_S)
         assert warnings == ["there is no such client"]

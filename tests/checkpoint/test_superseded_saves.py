@@ -12,8 +12,9 @@ import torch
 
 from holdfast.checkpoint.format.parts import Part, lay_out
 from holdfast.checkpoint.saving import saver as saving
-from holdfast.checkpoint.saving.saved import Told
+from holdfast.checkpoint.saving.saved import SaverNews
 from holdfast.checkpoint.saving.saver import Doing, Saver
+from holdfast.checkpoint.saving.share import Share
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.core.errors import StorageUnavailable
 from holdfast.state.codec import flatten, pack_tree
@@ -49,13 +50,13 @@ def test_the_loop_waits_for_the_newer_copy(
 
     monkeypatch.setattr(saving, "lay_out", slow)
     storage = storage_class(tmp_path)
-    told = Told(lambda saved, manifest: None, lambda text: None, lambda down_s: None)
+    told = SaverNews(lambda saved, manifest: None, lambda text: None, lambda down_s: None)
     saver = Saver(lambda: storage, told, run="r", config={})
     # Rank 1 of two, and there is only one part: it waits for that of the other, which never comes.
-    assert saver.begin(snapshot(1), rank=count - 1, count=count, metrics={})
+    assert saver.begin(Share(snapshot(1), count - 1, count, {}))
     with saver._changed:
         assert saver._changed.wait_for(lambda: saver.doing is waits_in, WAIT_S)
-    assert saver.begin(snapshot(2), rank=count - 1, count=count, metrics={})
+    assert saver.begin(Share(snapshot(2), count - 1, count, {}))
     assert begun.wait(WAIT_S)  # the older save is over, and the newer not copied
 
     copying = threading.Timer(COPY_S, copied.set)

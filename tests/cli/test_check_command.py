@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.script_check import conduct
-from holdfast.script_check.conduct import Request, check_script
+from holdfast.script_check.conduct import CheckRequest, check_script
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -48,13 +48,13 @@ def test_a_script_with_a_set_of_strings(
     script, told, place = tmp_path / "train.py", tmp_path / "told.json", tmp_path / "checkpoints"
     script.write_text(SCRIPT)
     words = (str(script), str(place))
-    assert check_script(Request(words=words)) == 0
+    assert check_script(CheckRequest(words=words)) == 0
     assert capsys.readouterr().out == "exact in 16 shards of 4 steps: fetch, order, restore, join\n"
     assert not place.exists()
 
     variables = conduct.process_variables
     monkeypatch.setattr(conduct, "process_variables", lambda: {**variables(), "PYTHONHASHSEED": "random"})
-    assert check_script(Request(words=words, json=told)) == 1
+    assert check_script(CheckRequest(words=words, json=told)) == 1
     said = capsys.readouterr().err
     assert "not exact: the gradient of 0.weight in shard 0 of step 2 differs in a process that joined the run" in said
     assert "train.py:9 (names = {" in said

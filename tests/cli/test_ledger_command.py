@@ -18,6 +18,7 @@ from holdfast.agent.hosts.etcd_cluster import adopt, find_etcd
 from holdfast.cli.main import main
 from holdfast.core.errors import ConfigError
 from holdfast.ledger.etcd import open_etcd
+from tests.harness import etcd_faults
 
 pytestmark = [pytest.mark.xdist_group("etcd"), pytest.mark.processes]
 
@@ -136,7 +137,7 @@ def test_status_tells_of_members_that_are_lost(background: str, home: Path) -> N
     cluster = adopt(home / "etcd")
     assert cluster is not None
     cluster.kill(0)
-    cluster.leader()
+    etcd_faults.leader(cluster)
     status = said("ledger", "status")
     assert status.startswith("ledger: 2 of 3 members answer, ")
     assert re.search(rf"{re.escape(cluster.address(0))} +unreachable: connection refused", status)

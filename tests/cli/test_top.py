@@ -65,7 +65,7 @@ def test_a_run_at_a_glance() -> None:
     assert re.match(r"1,234 samples/s · goodput \d+\.\d % · view 1 · 2 of 2 workers", lines[1])
     assert lines[2].rstrip() == "loss 0.125 · saved step 20, 2.0 s ago"
     row = next(line for line in lines if line.startswith("w0.1"))
-    assert re.search(r"computing +21 +suspect 4\.\d +12 ms +4 +430\.0 MB +in a shard", row), row
+    assert re.search(r"computing +21 +suspect 4\.\d +12 ms +4 +430 MB +in a shard", row), row
     assert "dead" in next(line for line in lines if line.startswith("w1.1"))
     assert any("w1.1 ended: killed, signal 9" in line for line in lines)
     assert any("boom [31mred [bold]x[/bold]" in line for line in lines)  # no command to the terminal

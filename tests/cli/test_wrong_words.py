@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -89,7 +88,10 @@ def test_no_number_of_workers_at_all(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("train.py --save-every 10", ["--save-every comes after train.py, so train.py gets it; if holdfast should: "]),
+        (
+            "train.py --save-every 10",
+            ["--save-every comes after train.py, so train.py gets it; if it is meant for holdfast: "],
+        ),
         ("train.py --save-evry=10", ["--save-evry comes after train.py"]),
         ("train.py --epochs 3 --lr 0.1 -x", []),  # the script's own
         ("train.py -- --save-every 10", []),
@@ -122,7 +124,7 @@ def test_an_option_with_an_optional_value_leaves_the_script_alone(
         "holdfast.agent.starting.run_agent",
         lambda settings, home: given.append((settings.script, settings.arguments)) or 0,
     )
-    monkeypatch.setattr("holdfast.dashboard.metrics_server.metrics_beside", lambda directory, address: nullcontext())
+    monkeypatch.setattr("holdfast.cli.main._shown_beside", lambda *_: ())
     for option in (["--metrics"], ["--metrics", "127.0.0.1:9000"]):
         assert main(["run", "--workers", "2", *option, "train.py", "--epochs", "3"]) == 0
     assert given == [("train.py", ("--epochs", "3"))] * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -107,9 +106,7 @@ def test_the_command_that_takes_a_run_over_gives_the_same_settings(
     words = [word for flag in plain for word in (flag, given[flag])]
     started: list[RunSettings] = []
     monkeypatch.setattr("holdfast.agent.starting.run_agent", lambda settings, home: started.append(settings) or 0)
-    monkeypatch.setattr("holdfast.dashboard.metrics_server.metrics_beside", lambda *_: nullcontext())
-    monkeypatch.setattr("holdfast.observe.tensorboard.curves_beside", lambda *_: nullcontext())
-    monkeypatch.setattr("holdfast.cli.main.beside", lambda *_: nullcontext())
+    monkeypatch.setattr("holdfast.cli.main._shown_beside", lambda *_: ())
     options = ["--workers", "3", "--spares", "2", "--dir", str(tmp_path)]
     assert main(["run", *options, *words, str(script), "--epochs", "3"]) == 0
     command = describe(started[0], tmp_path, tmp_path)["command"]

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.detection.beat import RECORD_BYTES, Activity, Beat
-from holdfast.detection.phi import History
+from holdfast.detection.phi import IntervalHistory
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 whole = st.integers(-(2**63), 2**63 - 1)
-histories = st.builds(History, whole, finite, finite, finite)
+histories = st.builds(IntervalHistory, whole, finite, finite, finite)
 beats = st.builds(
     Beat,
     number=whole,
@@ -50,4 +50,4 @@ def test_a_page_that_nothing_was_written_to() -> None:
 
 def test_numbers_that_make_no_sense() -> None:
     assert Beat.decode(Beat(number=1, at=float("nan")).encode()) is None
-    assert Beat.decode(Beat(number=1, at=0.0, pace=History(1, float("inf"))).encode()) is None
+    assert Beat.decode(Beat(number=1, at=0.0, pace=IntervalHistory(1, float("inf"))).encode()) is None

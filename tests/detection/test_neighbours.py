@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.errors import ProtocolError
+from holdfast.detection.agent_beat import BEAT_BYTES_MAX, NAMED_MAX, PASSED_ON_MAX, AgentBeat, CrewHealth, Opinion, Told
 from holdfast.detection.giving_up import ALL_MAX, HELD_UP_S, REST_S, Case, GivingUp
 from holdfast.detection.neighbours import LATE, OK, SILENT, UNHEARD, HostBack, HostSilent, Neighbours
 from holdfast.detection.progress import Level
 from holdfast.detection.ring import BEAT_S
-from holdfast.detection.tidings import BEAT_BYTES_MAX, NAMED_MAX, PASSED_ON_MAX, Crew, Opinion, Tidings, Told
 
 HOSTS = ("a", "b", "c", "d", "e")
 
@@ -25,7 +25,7 @@ class Land:
     def __init__(self, *hosts: str) -> None:
         self.now = 0.0
         self.agents = {host: Neighbours(host) for host in hosts}
-        self.crews = {host: Crew() for host in hosts}
+        self.crews = {host: CrewHealth() for host in hosts}
         self.gone: set[str] = set()
         self.cut: set[tuple[str, str]] = set()
         self.out: dict[str, set[str]] = {}
@@ -39,15 +39,14 @@ class Land:
             self.now += BEAT_S
             living = [agent for host, agent in self.agents.items() if host not in self.gone]
             said = {
-                one.me: one.tidings(self.crews[one.me], self.now, out_of_reach=self.out.get(one.me, ()))
-                for one in living
+                one.me: one.beat(self.crews[one.me], self.now, out_of_reach=self.out.get(one.me, ())) for one in living
             }
             for agent in living:
                 agent.elapse(self.now)
             for agent in living:
                 for target in agent.targets:
                     if target not in self.gone and (agent.me, target) not in self.cut:
-                        heard = Tidings.decode(said[agent.me].encode())
+                        heard = AgentBeat.decode(said[agent.me].encode())
                         self.back += [(target, one.host) for one in self.agents[target].take(heard, self.now)]
             for agent in living:
                 self.silent += [(agent.me, found.host) for found in agent.look()]
@@ -96,7 +95,7 @@ def test_who_was_never_heard_is_not_silent_and_who_leaves_is_not_either() -> Non
     agent.arrange(["a", "b", "c"])
     for beat in range(40):
         agent.elapse(beat * BEAT_S)
-        agent.take(Tidings(host="a", leaving=beat == 39), beat * BEAT_S)
+        agent.take(AgentBeat(host="a", leaving=beat == 39), beat * BEAT_S)
         assert agent.look() == []
     for beat in range(40, 80):
         agent.elapse(beat * BEAT_S)
@@ -110,10 +109,10 @@ def test_our_own_absence_counts_for_nobody() -> None:
     agent.arrange(["a", "b"])
     for beat in range(40):
         agent.elapse(beat * BEAT_S)
-        agent.take(Tidings(host="a"), beat * BEAT_S)
+        agent.take(AgentBeat(host="a"), beat * BEAT_S)
     agent.elapse(3600.0)
     assert agent.level("a") in (OK, LATE)
-    agent.take(Tidings(host="a"), 3600.0)
+    agent.take(AgentBeat(host="a"), 3600.0)
     assert agent.look() == [] and agent.level("a") == OK
 
 
@@ -128,9 +127,9 @@ def test_patience_is_learnt_and_asked_for() -> None:
         now += 0.25
         for one in (agent, patient):
             one.elapse(now)
-            one.take(Tidings(host="a"), now)
+            one.take(AgentBeat(host="a"), now)
             if beat % 4 == 0:
-                one.take(Tidings(host="b"), now)
+                one.take(AgentBeat(host="b"), now)
             one.look()
     for _ in range(4):
         now += 0.25
@@ -142,7 +141,7 @@ def test_patience_is_learnt_and_asked_for() -> None:
 
 def test_what_is_told_goes_round_the_ring() -> None:
     land = Land(*(f"h{number:02}" for number in range(20)))
-    land.crews["h07"] = Crew.of({"w0.1@h07": Level.HUNG, "w1.1@h07": Level.OK}, step=41)
+    land.crews["h07"] = CrewHealth.of({"w0.1@h07": Level.HUNG, "w1.1@h07": Level.OK}, step=41)
     land.go_on(8.0)
     for agent in land.agents.values():
         rows = {row.host: row for row in agent.rows(land.now)}
@@ -163,13 +162,13 @@ def test_a_host_that_left_the_ledger_is_forgotten_and_begins_anew() -> None:
     agent.arrange(["a", "b"])
     for beat in range(20):
         agent.elapse(beat * BEAT_S)
-        agent.take(Tidings(host="a"), beat * BEAT_S)
+        agent.take(AgentBeat(host="a"), beat * BEAT_S)
     for beat in range(20, 30):
         agent.elapse(beat * BEAT_S)
     assert agent.look() == [HostSilent("a", agent.phi("a"), 2.5)]
     agent.arrange(["b"])
     agent.arrange(["a", "b"])
-    assert agent.level("a") == UNHEARD and agent.take(Tidings(host="a"), 8.0) == []
+    assert agent.level("a") == UNHEARD and agent.take(AgentBeat(host="a"), 8.0) == []
     assert isinstance(HostBack("a", 1.0), HostBack)
 
 
@@ -177,13 +176,13 @@ def test_a_host_that_left_the_ledger_is_forgotten_and_begins_anew() -> None:
 
 names = st.text(st.characters(categories=("L", "N")), min_size=1, max_size=20)
 crews = st.builds(
-    Crew,
+    CrewHealth,
     st.tuples(*[st.integers(0, 5000)] * 4),
     st.lists(st.tuples(names, st.sampled_from(Level)), max_size=NAMED_MAX).map(tuple),
     st.integers(0, 1 << 40),
 )
 beats = st.builds(
-    Tidings,
+    AgentBeat,
     host=names,
     crew=crews,
     opinions=st.lists(
@@ -196,20 +195,20 @@ beats = st.builds(
 
 @settings(max_examples=30)
 @given(beats)
-def test_a_beat_is_read_as_it_was_written(beat: Tidings) -> None:
-    assert Tidings.decode(beat.encode()) == beat
+def test_a_beat_is_read_as_it_was_written(beat: AgentBeat) -> None:
+    assert AgentBeat.decode(beat.encode()) == beat
 
 
 def test_the_largest_beat_fits() -> None:
     long = "w" * 200
-    crew = Crew((1024,) * 4, ((long, Level.HUNG),) * NAMED_MAX, 1 << 40)
+    crew = CrewHealth((1024,) * 4, ((long, Level.HUNG),) * NAMED_MAX, 1 << 40)
     told = tuple(Told(long, 86400.0, crew) for _ in range(PASSED_ON_MAX))
     opinions = (Opinion(long, True, True, 1e6, 1e6),) * 4
-    assert len(Tidings(host=long, crew=crew, opinions=opinions, told=told).encode()) < BEAT_BYTES_MAX
+    assert len(AgentBeat(host=long, crew=crew, opinions=opinions, told=told).encode()) < BEAT_BYTES_MAX
 
 
 GOOD = json.loads(
-    Tidings(host="a", opinions=(Opinion("b", True, False, 1.0, 9.0),), told=(Told("c", 1.0, Crew()),)).encode()
+    AgentBeat(host="a", opinions=(Opinion("b", True, False, 1.0, 9.0),), told=(Told("c", 1.0, CrewHealth()),)).encode()
 )
 
 
@@ -236,9 +235,9 @@ GOOD = json.loads(
     ids=str,
 )
 def test_what_no_agent_would_say(change: dict[str, Any]) -> None:
-    Tidings.decode(json.dumps(GOOD).encode())
+    AgentBeat.decode(json.dumps(GOOD).encode())
     with pytest.raises(ProtocolError):
-        Tidings.decode(json.dumps({**GOOD, **change}).encode())
+        AgentBeat.decode(json.dumps({**GOOD, **change}).encode())
 
 
 # ---- giving up

@@ -8,7 +8,7 @@ import statistics
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.detection.phi import INTERVAL_S_MAX, History, Intervals, phi, tail
+from holdfast.detection.phi import INTERVAL_S_MAX, IntervalHistory, Intervals, phi, tail
 
 times = st.floats(0.0, 1000.0)
 lists = st.lists(times, min_size=1, max_size=60)
@@ -68,4 +68,4 @@ def test_a_long_gap_that_was_harmless_makes_for_patience() -> None:
 
 
 def test_nothing_is_suspicious_without_a_past() -> None:
-    assert phi(1e6, History(), deviation_s_min=0.05) == 0.0
+    assert phi(1e6, IntervalHistory(), deviation_s_min=0.05) == 0.0

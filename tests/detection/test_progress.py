@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.detection.beat import Activity, Beat
-from holdfast.detection.phi import History
+from holdfast.detection.phi import IntervalHistory
 from holdfast.detection.progress import Level, Limits, Sight, patience, suspect
 
-PACE = History(200, 0.1, 0.01, 0.15)
-SHARDS = History(100, 0.02, 0.005, 0.05)
+PACE = IntervalHistory(200, 0.1, 0.01, 0.15)
+SHARDS = IntervalHistory(100, 0.02, 0.005, 0.05)
 LIMITS = Limits()
 ALL_LIMITS = st.builds(
     Limits,
@@ -23,7 +23,9 @@ ALL_LIMITS = st.builds(
 )
 
 
-def level(activity: Activity = Activity.SHARD, usual: History = SHARDS, limits: Limits = LIMITS, **seen: Any) -> Level:
+def level(
+    activity: Activity = Activity.SHARD, usual: IntervalHistory = SHARDS, limits: Limits = LIMITS, **seen: Any
+) -> Level:
     beat = Beat(number=9, at=0.0, step=7, activity=activity, pace=seen.pop("pace", PACE), usual=usual)
     return suspect(
         Sight(beat=beat, silent_s=seen.pop("silent_s", 0.1), still_s=seen.pop("still_s", 0.0), **seen), limits
@@ -43,13 +45,13 @@ def test_a_batch_that_does_not_come_is_given_more_time() -> None:
 
 
 def test_shards_that_always_took_long_may() -> None:
-    slow = History(50, 20.0, 4.0, 31.0)
+    slow = IntervalHistory(50, 20.0, 4.0, 31.0)
     assert level(usual=slow, still_s=45.0) != Level.HUNG
     assert level(usual=slow, still_s=63.0) == Level.HUNG
 
 
 def test_the_first_shards_may_take_long() -> None:
-    compiling = History(3, 0.1, 0.0, 0.1)
+    compiling = IntervalHistory(3, 0.1, 0.0, 0.1)
     assert level(usual=compiling, still_s=59.0) == Level.OK
     assert level(usual=compiling, still_s=121.0) == Level.HUNG
 
@@ -79,7 +81,7 @@ def test_who_computes_elsewhere_is_given_the_longer_time() -> None:
 @given(st.sampled_from(Activity), st.floats(0.0, 1e6), st.integers(0, 100))
 def test_what_is_switched_off_is_never_said(activity: Activity, still_s: float, count: int) -> None:
     never = Limits(stuck_s=None, hang_s=None)
-    assert level(activity, History(count, 0.02, 0.0, 0.05), never, still_s=still_s, holds_up=True) == Level.OK
+    assert level(activity, IntervalHistory(count, 0.02, 0.0, 0.05), never, still_s=still_s, holds_up=True) == Level.OK
     assert level(activity, limits=Limits(hang_s=None), still_s=still_s) < Level.HUNG
     assert level(activity, limits=Limits(hang_s=None), silent_s=still_s, state="T") < Level.HUNG
 
@@ -96,7 +98,7 @@ def test_a_stopped_process_is_found_before_its_lease_ends() -> None:
 
 
 def test_one_whose_beats_were_never_regular_is_given_longer() -> None:
-    ragged = History(200, 0.4, 0.3, 1.5)
+    ragged = IntervalHistory(200, 0.4, 0.3, 1.5)
     assert level(silent_s=0.9, state="T", pace=ragged) == Level.SUSPECT
     assert level(silent_s=2.5, state="T", pace=ragged) == Level.HUNG
 
@@ -137,7 +139,7 @@ def test_more_patience_never_accuses_more(
 def test_a_shard_is_given_twice_the_longest_at_least(count: int, longest_s: float, limits: Limits) -> None:
     if limits.stuck_s is None:
         return
-    beat = Beat(number=1, at=0.0, activity=Activity.SHARD, usual=History(count, 0.1, 0.1, longest_s))
+    beat = Beat(number=1, at=0.0, activity=Activity.SHARD, usual=IntervalHistory(count, 0.1, 0.1, longest_s))
     given_s = patience(beat, limits, computes=False)
     assert given_s is not None and given_s >= max(limits.stuck_s, 2 * longest_s)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from holdfast.core.waits import Wait, WaitKind
+from holdfast.detection.agent_beat import AgentBeat, CrewHealth
 from holdfast.detection.beat import Activity, Beat
 from holdfast.detection.standstill import ENDED_MAX, PAST_S, STILL_S, Idle, Standstill, StandstillJudge
-from holdfast.detection.tidings import Crew, Tidings
 
 MEMBERS = ("w0.1", "w1.1", "w2.1")
 
@@ -244,8 +244,8 @@ def test_all_hosts_blame_the_same_and_its_own_agent_ends_it() -> None:
 
 @pytest.mark.parametrize("idle", [None, SAID])
 def test_what_a_host_says_of_it_survives_the_wire(idle: Idle | None) -> None:
-    tidings = Tidings(host="b", crew=Crew(step=3, idle=idle))
-    assert Tidings.decode(tidings.encode()) == tidings
+    beat = AgentBeat(host="b", crew=CrewHealth(step=3, idle=idle))
+    assert AgentBeat.decode(beat.encode()) == beat
 
 
 @pytest.mark.parametrize(

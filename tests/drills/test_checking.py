@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.drills.checking import Outcome, Verdict, check, first_difference
+from holdfast.drills.checking import Outcome, PromiseVerdict, check, first_difference
 from holdfast.drills.conduct import _indices
 from holdfast.drills.figures import measure, recovered_at
-from holdfast.drills.schedule import Done, Planned
-from holdfast.drills.trace import DIGITS, Entry, Trace, TraceReader, trace_path
+from holdfast.drills.schedule import DoneFault, Planned
+from holdfast.drills.trace import DIGITS, Trace, TraceEntry, TraceReader, trace_path
 
 NAMES = ("first.weight", "first.bias", "last.weight")
 PLAN = {"length": 16, "batch_size": 8, "shards": 4, "seed": 0, "drop_last": True, "shuffle": False}
@@ -31,32 +31,34 @@ def bits(step: int, *, wrong: str = "") -> str:
     return "".join(f"{hash((name, step, name == wrong)) % 16**DIGITS:0{DIGITS}x}" for name in NAMES)
 
 
-def entry(worker: str, step: int, *, at: float | None = None, view: int = 1, wrong: str = "") -> Entry:
+def entry(worker: str, step: int, *, at: float | None = None, view: int = 1, wrong: str = "") -> TraceEntry:
     counted = (("w0.1", (0, 1)), ("w1.1", (2, 3)))
-    return Entry(worker, step, 100 + step * STEP_S if at is None else at, view, bits(step, wrong=wrong), counted)
+    return TraceEntry(worker, step, 100 + step * STEP_S if at is None else at, view, bits(step, wrong=wrong), counted)
 
 
-def outcome(entries: list[Entry] | None = None, **changes: Any) -> Outcome:
+def outcome(entries: list[TraceEntry] | None = None, **changes: Any) -> Outcome:
     made = entries if entries is not None else [entry(w, step) for w in ("w0.1", "w1.1") for step in range(STEPS)]
     events = [{"t": 99.0, "who": "w0.1", "kind": "view", "view": 1, "members": ["w0.1", "w1.1"]}]
     whole = Outcome(Trace(NAMES, PLAN, made), events, 0, {"w0.1": "d1", "w1.1": "d1"}, damaged="")
     return replace(whole, **changes)
 
 
-def kill(at: float = 101.2) -> Done:
-    return Done(Planned(1.2, "kill", 1), at, "kill -9 w1.1", 2, 1, ("w1.1",))
+def kill(at: float = 101.2) -> DoneFault:
+    return DoneFault(Planned(1.2, "kill", 1), at, "kill -9 w1.1", 2, 1, ("w1.1",))
 
 
-def verdicts(faulty: Outcome, done: list[Done] | None = None, quiet: Outcome | None = None) -> dict[str, Verdict]:
+def verdicts(
+    faulty: Outcome, done: list[DoneFault] | None = None, quiet: Outcome | None = None
+) -> dict[str, PromiseVerdict]:
     found = check(quiet or outcome(), faulty, done if done is not None else [kill()], indices)
     return {verdict.promise: verdict for verdict in found}
 
 
-def broken(faulty: Outcome, done: list[Done] | None = None) -> dict[str, str]:
+def broken(faulty: Outcome, done: list[DoneFault] | None = None) -> dict[str, str]:
     return {name: verdict.text for name, verdict in verdicts(faulty, done).items() if verdict.held is False}
 
 
-def changed(change: Callable[[Entry], Entry | None]) -> Outcome:
+def changed(change: Callable[[TraceEntry], TraceEntry | None]) -> Outcome:
     made = [change(one) for one in outcome().trace.entries]
     return outcome([one for one in made if one is not None])
 
@@ -176,14 +178,14 @@ def test_two_views_of_one_number() -> None:
 
 def test_the_ledger_was_away_and_steps_went_on() -> None:
     planned = Planned(0.1, "ledger-down", duration_s=2.0)
-    away = Done(planned, 100.1, "kill -9 the agent", 0, 1, ended_at=102.3)
+    away = DoneFault(planned, 100.1, "kill -9 the agent", 0, 1, ended_at=102.3)
     assert verdicts(outcome(), [away])["static stability"].held is True
     stuck = changed(lambda one: replace(one, at=one.at + 3.0) if one.step > 1 else one)
     assert "static stability" in broken(stuck, [away])
 
 
 def test_wrong_bits_must_be_named_and_only_theirs() -> None:
-    flip = Done(Planned(1.0, "corrupt", 1, 0.0, "gradient"), 101.0, "flip", 2, 1, ("w1.1",), note="step 3, bit 4")
+    flip = DoneFault(Planned(1.0, "corrupt", 1, 0.0, "gradient"), 101.0, "flip", 2, 1, ("w1.1",), note="step 3, bit 4")
     named = {"t": 101.6, "who": "w0.1", "kind": "corruption", "step": 3, "liars": ["w1.1"]}
     honest = [one for one in outcome().trace.entries if one.worker == "w0.1" or one.step < 3]
     liar = entry("w1.1", 3, at=101.55, wrong="last.weight")
@@ -225,7 +227,7 @@ def test_recovery_is_the_first_step_without_the_lost_one() -> None:
     entries = [entry("w0.1", 2, at=101.3), entry("w1.1", 3, at=101.4, view=2), entry("w0.1", 3, at=101.5, view=2)]
     assert recovered_at(kill(), entries, views) == 101.5
     assert recovered_at(kill(), entries[:2], views) is None
-    storage = Done(Planned(1.2, "storage-down", duration_s=2.0), 101.2, "away", 2, 1)
+    storage = DoneFault(Planned(1.2, "storage-down", duration_s=2.0), 101.2, "away", 2, 1)
     assert recovered_at(storage, entries, views) == 101.3
     cut = replace(kill(), planned=Planned(1.2, "partition", 1, 0.1), ended_at=101.25)
     assert recovered_at(cut, entries, views) == 101.3, "it was over before anybody noticed"

@@ -9,35 +9,40 @@ from typing import Any
 
 import pytest
 
-from holdfast.drills.checking import Outcome, Verdict
+from holdfast.drills.checking import Outcome, PromiseVerdict
 from holdfast.drills.figures import Figures, flat
-from holdfast.drills.plan import Plan
-from holdfast.drills.plots import lives, nice_ticks
+from holdfast.drills.plan import DrillPlan
+from holdfast.drills.plots import nice_ticks, timeline
 from holdfast.drills.report import Drill, html, write_report
-from holdfast.drills.schedule import Done, Planned
+from holdfast.drills.schedule import DoneFault, Planned
 from tests.harness.browser import MISSING, browsing, chromium
 
 EVENTS: list[dict[str, Any]] = [
     *({"t": 90.0, "who": "agent", "kind": "worker_started", "worker": f"w{slot}.1", "pid": 1} for slot in range(4)),
     {"t": 95.0, "who": "w0.1", "kind": "view", "view": 1, "members": ["w0.1", "w1.1", "w2.1"]},
+    {"t": 96.0, "who": "w0.1", "kind": "progress", "view": 1, "step": 1},
     {"t": 103.1, "who": "w0.1", "kind": "view", "view": 2, "members": ["w0.1", "w1.1", "w3.1"]},
     {"t": 103.2, "who": "agent", "kind": "worker_exited", "worker": "w2.1", "pid": 1, "reason": "killed"},
+    {"t": 104.0, "who": "w0.1", "kind": "progress", "view": 2, "step": 12},
 ]
 
 
 def drill(*, broken: bool = False, script: str = "train.py") -> Drill:
     done = (
-        Done(Planned(3.0, "kill", 2), 103.0, "kill -9 w2.1 (process 7)", 12, 1, ("w2.1",)),
-        Done(Planned(6.0, "ledger-down", duration_s=2.0), 106.0, "kill -9 the agent <now>", 24, 2, ended_at=108.0),
+        DoneFault(Planned(3.0, "kill", 2), 103.0, "kill -9 w2.1 (process 7)", 12, 1, ("w2.1",)),
+        DoneFault(Planned(6.0, "ledger-down", duration_s=2.0), 106.0, "kill -9 the agent <now>", 24, 2, ended_at=108.0),
     )
     rates = tuple((float(second), 4.0 - second % 3) for second in range(20))
     figures = Figures(0.934, 0.9, (0.21, None), (0.21, 0.3), rates, 4.2)
     return Drill(
-        plan=Plan(kill_every_s=3.0),
+        plan=DrillPlan(kill_every_s=3.0),
         script=(script, "--steps", "40"),
         planned=tuple(one.planned for one in done),
         done=done,
-        verdicts=(Verdict("exact", not broken, "after step 3, in <last>"), Verdict("nothing lost", None, "no")),
+        verdicts=(
+            PromiseVerdict("exact", not broken, "after step 3, in <last>"),
+            PromiseVerdict("nothing lost", None, "no"),
+        ),
         figures=figures,
         flat=flat(figures, Outcome(), Outcome(), done),
         events=EVENTS,
@@ -54,10 +59,11 @@ def test_it_says_what_held_and_what_did_not() -> None:
     assert drill(broken=True).held is False and drill().lines()[-1] == "every promise held under 2 faults"
 
 
-def test_lives_of_workers() -> None:
-    found = lives(EVENTS, 120.0)
-    assert found["w2.1"].member == [(95.0, 103.1)] and found["w2.1"].ended == 103.2
-    assert found["w3.1"].member == [(103.1, 120.0)] and found["w0.1"].member == [(95.0, 120.0)]
+def test_who_trained_when_is_what_the_record_of_the_run_says() -> None:
+    drawn = re.findall(r'class="(waits|trains)".*?<title>(.*?)</title>', timeline(EVENTS, (), 100.0, 120.0))
+    trained = {text for kind, text in drawn if kind == "trains"}
+    assert {"w2.1: computing, -4.0 to 3.1 s", "w3.1: computing, 4.0 to 20.0 s"} <= trained
+    assert ("waits", "w3.1: joining, 3.1 to 4.0 s") in drawn and not any("dead" in text for _, text in drawn)
 
 
 def test_ticks_are_round_and_few() -> None:

@@ -12,13 +12,14 @@ from holdfast.checkpoint.format import parts
 from holdfast.checkpoint.format.manifest import Manifest, directory_of
 from holdfast.checkpoint.format.owner import Owner
 from holdfast.checkpoint.restoring.reading import read_manifest, verify
-from holdfast.checkpoint.saving.saved import Saved, Told
+from holdfast.checkpoint.saving.saved import Saved, SaverNews
 from holdfast.checkpoint.saving.saver import Saver
-from holdfast.checkpoint.storage.memory import MemoryStorage
+from holdfast.checkpoint.saving.share import Share
 from holdfast.core.errors import StorageUnavailable
 from holdfast.engine.transfer.claiming import Claim
 from holdfast.state.codec import flatten, pack_tree
 from holdfast.state.snapshot import Snapshot
+from tests.harness.memory_storage import MemoryStorage
 
 WAIT_S = 20.0
 
@@ -30,7 +31,7 @@ class One:
         self.rank, self.count = rank, count
         self.saved: list[Saved] = []
         self.said: list[str] = []
-        told = Told(
+        told = SaverNews(
             self._saved,
             lambda reason: self.said.append("down"),
             lambda down_s: self.said.append("up"),
@@ -42,7 +43,7 @@ class One:
         self.saved.append(saved)
 
     def begin(self, step: int) -> bool:
-        return self.saver.begin(state_at(step), rank=self.rank, count=self.count, metrics={})
+        return self.saver.begin(Share(state_at(step), self.rank, self.count, {}))
 
 
 def state_at(step: int) -> Snapshot:
@@ -94,7 +95,7 @@ def test_who_has_committed_knows_it_though_the_answer_is_lost(last: bool) -> Non
     """Else nobody would record the checkpoint, nor clear away those before it."""
     worker = One(Forgetful(), 0, 1)
     if last:
-        assert worker.saver.finish(state_at(5), rank=0, count=1, metrics={}, timeout_s=WAIT_S)
+        assert worker.saver.finish(Share(state_at(5), 0, 1, {}), timeout_s=WAIT_S)
     else:
         worker.begin(5)
         assert worker.saver.settle(WAIT_S)
@@ -116,7 +117,7 @@ def test_a_damaged_part_of_the_same_step_is_written_again(monkeypatch: pytest.Mo
 
     again = One(storage, 0, 1)
     again.saver.distrusted = frozenset({7})
-    assert again.saver.finish(state_at(7), rank=0, count=1, metrics={}, timeout_s=WAIT_S)
+    assert again.saver.finish(Share(state_at(7), 0, 1, {}), timeout_s=WAIT_S)
     assert verify(storage, 7) == []
 
 

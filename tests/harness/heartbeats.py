@@ -14,9 +14,9 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 
+from holdfast.detection.agent_beat import AgentBeat, CrewHealth
 from holdfast.detection.neighbours import Neighbours
 from holdfast.detection.ring import BEAT_S, LOOK_S, predecessors, successors
-from holdfast.detection.tidings import Crew, Tidings
 
 DELAY_S = 0.005  # of a message, on average
 LOST = 0.01  # of the messages: TCP sends them again
@@ -89,7 +89,7 @@ def _notice(hosts: list[str], watcher: str, victim: str, lost_at: float, chance:
         while arrivals and arrivals[-1] <= now:  # the thread wakes for each
             arrived = arrivals.pop()
             neighbours.elapse(arrived)
-            neighbours.take(Tidings(host=victim, crew=Crew()), arrived)
+            neighbours.take(AgentBeat(host=victim, crew=CrewHealth()), arrived)
         neighbours.elapse(now)
         if any(found.host == victim for found in neighbours.look()):
             return now if now >= lost_at else None

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 from hosts_harness import Land, started, wall
 
+from tests.harness import etcd_faults
+
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240), pytest.mark.xdist_group("hosts")]
 
 MakeLand = Callable[..., Land]
@@ -23,9 +25,9 @@ def test_killing_the_leader_stalls_no_step(make_land: MakeLand) -> None:
         run.wait_more(40)
         quiet = run.longest_gap(quiet_from, wall())
         killed = wall()
-        leader = land.cluster.leader()
+        leader = etcd_faults.leader(land.cluster)
         land.cluster.kill(leader)
-        assert land.cluster.leader() != leader
+        assert etcd_faults.leader(land.cluster) != leader
         run.wait_more(40)
         stalled = run.longest_gap(killed, wall())
         land.cluster.restart(leader)

@@ -12,6 +12,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.ledger.etcd import open_etcd
 from holdfast.testing.observed_run import ObservedHosts, ObservedRun
 from holdfast.trust.keys import create_keys
+from tests.harness import etcd_faults
 from tests.soak.exactness import SCRIPT
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240), pytest.mark.xdist_group("hosts")]
@@ -39,7 +40,7 @@ def cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
 
 def counted(cluster: EtcdCluster, *names: str) -> dict[str, float]:
     """Of the member that has seen most. All of them apply every write, but one may lag a little."""
-    found = [member.metrics() for member in cluster.members]
+    found = [etcd_faults.metrics(member) for member in cluster.members]
     assert all(found), "a member does not answer"
     return {name: max(metrics[name] for metrics in found) for name in names}
 

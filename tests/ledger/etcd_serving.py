@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any
 from holdfast.agent.hosts.etcd_cluster import EtcdCluster
 from holdfast.ledger.etcd import open_etcd
 from holdfast.ledger.etcd.ledger import EtcdLedger
+from tests.harness import etcd_faults
 
 from .contract import WAIT_S
 
@@ -43,7 +45,7 @@ class EtcdFactory:
 
 def administer(cluster: EtcdCluster, path: str, **body: Any) -> dict[str, Any]:
     """One of etcd's calls that the ledger never makes, through a member's own socket."""
-    answer = cluster.members[0].ask(path, body, timeout_s=WAIT_S)
+    answer = etcd_faults.ask(cluster.members[0], path, body, timeout_s=WAIT_S)
     assert answer is not None, f"etcd refused {path}"
     return answer
 
@@ -66,7 +68,7 @@ def all_serving(cluster: EtcdCluster) -> Iterator[None]:
         yield
     finally:
         for index, member in enumerate(cluster.members):
-            member.thaw()
+            member.signal(signal.SIGCONT)
             if not member.alive:
                 cluster.restart(index, wait_s=0)
         cluster.wait_serving()

@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.agent.hosts.etcd_cluster import EtcdCluster
 from holdfast.testing.switchboard import Switchboard, why_not
+from tests.harness import etcd_faults
 
 from .contract import WAIT_S
 from .etcd_serving import fresh_run, until
@@ -98,7 +99,7 @@ class Client:
             "key": base64.b64encode(f"/holdfast/runs/{self.run}/a".encode()).decode(),
             "value": base64.b64encode(value.encode()).decode(),
         }
-        answer = self.cluster.members[through].ask("/v3/kv/put", body, timeout_s=WAIT_S)
+        answer = etcd_faults.ask(self.cluster.members[through], "/v3/kv/put", body, timeout_s=WAIT_S)
         assert answer is not None, f"member {through} does not write"
 
 
@@ -143,7 +144,7 @@ def test_a_client_is_back_soon_after_a_long_cut(board: Switchboard, land: EtcdCl
     for member in MEMBERS:
         board.cut("client", member)
     cut = time.monotonic()
-    client.write("meanwhile", through=land.leader())
+    client.write("meanwhile", through=etcd_faults.leader(land))
     client.wait_said(cut, "silent")
     client.wait_said(cut, "away")
     until(lambda: time.monotonic() - cut > CUT_S, "the cut lasts", 2 * CUT_S)

@@ -17,12 +17,14 @@ from holdfast.ledger.etcd.endpoints import KEEP_ALIVE_TRY_S, TRY_S
 from holdfast.ledger.etcd.ledger import EtcdLedger
 from holdfast.ledger.etcd.watch import EtcdWatch
 from holdfast.ledger.port import Change, Watch
+from tests.harness import etcd_faults
 
 from .contract import WAIT_S, collect, count
 from .etcd_serving import EtcdFactory, Relay, all_serving, compact, fresh_run, until
 
 pytestmark = [pytest.mark.xdist_group("etcd"), pytest.mark.processes]
 
+APPLIED = "etcd_server_proposals_applied_total"
 BACK_S = 3.0  # from when etcd serves again until a client does, on a busy machine; about 0.5 s on a quiet one
 
 
@@ -92,7 +94,7 @@ def test_a_lease_is_kept_alive_while_the_leader_dies(cluster: EtcdCluster, ledge
     lease = ledger.grant(2.0)
     revision = ledger.put("worker/a", b"", lease=lease)
     with closing(ledger.watch("worker/", revision=revision)) as watch:
-        cluster.kill(cluster.leader())
+        cluster.kill(etcd_faults.leader(cluster))
         for _ in range(8):  # twice its time to live
             assert ledger.keep_alive(lease) >= 2.0
             try:
@@ -107,7 +109,7 @@ def test_a_lease_is_kept_alive_while_the_leader_dies(cluster: EtcdCluster, ledge
 def test_calls_wait_out_an_election(cluster: EtcdCluster, ledger: EtcdLedger) -> None:
     """Whichever member a client is at: none is told that the ledger is away."""
     first = ledger.put("a", b"0")
-    cluster.kill(cluster.leader())
+    cluster.kill(etcd_faults.leader(cluster))
     start = time.monotonic()
     second = ledger.compare_and_set("a", b"1", expected=first)
     took_s = time.monotonic() - start
@@ -135,7 +137,7 @@ def test_a_watch_goes_on_over_dying_leaders(cluster: EtcdCluster, factory: EtcdF
         with ThreadPoolExecutor(5) as pool, afterwards(stop.set):
             written = [pool.submit(write, writer) for writer in range(2)]
             for _ in range(2):
-                old = cluster.leader()
+                old = etcd_faults.leader(cluster)
                 cluster.kill(old)
                 before = ledger.put("still writable", b"")
                 cluster.restart(old)
@@ -172,7 +174,7 @@ def test_every_outcome_that_is_told_is_true(cluster: EtcdCluster, factory: EtcdF
     with ThreadPoolExecutor(4) as pool, afterwards(stop.set):
         racing = [pool.submit(race, racer) for racer in range(4)]
         for _ in range(2):
-            old = cluster.leader()
+            old = etcd_faults.leader(cluster)
             cluster.kill(old)
             ledger.put("still writable", b"")
             cluster.restart(old)
@@ -202,7 +204,7 @@ def test_a_stopped_member_is_left(cluster: EtcdCluster, ledger: EtcdLedger) -> N
     revision = ledger.put("w/a", b"0")
     with closing(ledger.watch("w/", revision=revision)) as watch:
         member = serving(watch, cluster)
-        cluster.freeze(member)
+        etcd_faults.freeze(cluster, member)
         start = time.monotonic()
         revision = ledger.put("w/a", b"1")
         assert time.monotonic() - start < 3.5  # one try, or an election too if it was the leader
@@ -212,12 +214,12 @@ def test_a_stopped_member_is_left(cluster: EtcdCluster, ledger: EtcdLedger) -> N
 
 def test_keeping_a_lease_alive_is_not_held_up_by_a_stopped_member(cluster: EtcdCluster, factory: EtcdFactory) -> None:
     """Workers renew leases of two seconds twice a second, from the thread that does everything else too."""
-    follower = cluster.followers()[0]
+    follower = etcd_faults.followers(cluster)[0]
     with closing(factory.open()) as ledger:
         lease = ledger.grant(2.0)
         ledger._endpoints._current = follower
         assert ledger.keep_alive(lease) >= 2.0
-        cluster.freeze(follower)
+        etcd_faults.freeze(cluster, follower)
         start = time.monotonic()
         assert ledger.keep_alive(lease) >= 2.0
         assert time.monotonic() - start < 1.0
@@ -233,7 +235,7 @@ def test_a_silent_watch_leaves_a_stopped_member_by_itself(cluster: EtcdCluster, 
         mine, other = (stack.enter_context(closing(factory.open())) for _ in range(2))
         watch = stack.enter_context(closing(mine.watch("w/", revision=other.put("w/a", b"0"))))
         member = serving(watch, cluster)
-        cluster.freeze(member)
+        etcd_faults.freeze(cluster, member)
         start = time.monotonic()
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(patiently, watch, 1)
@@ -249,7 +251,7 @@ def test_without_a_majority_it_says_so_in_time(cluster: EtcdCluster, factory: Et
         with closing(ledger.watch("", revision=revision)) as watch:
             settled(watch)
             for member in (0, 1):
-                cluster.freeze(member)
+                etcd_faults.freeze(cluster, member)
             start = time.monotonic()
             with pytest.raises(LedgerUnavailable, match="does not answer"):
                 ledger.get("a")
@@ -260,7 +262,7 @@ def test_without_a_majority_it_says_so_in_time(cluster: EtcdCluster, factory: Et
                 for _ in range(20):
                     watch.next(0.2)
             for member in (0, 1):
-                cluster.thaw(member)
+                etcd_faults.thaw(cluster, member)
             cluster.wait_serving()
             until(lambda: answers(ledger), "the client is back", BACK_S)
             revision = ledger.put("a", b"2")
@@ -353,10 +355,10 @@ def test_a_write_that_was_given_up_does_not_come_back(one_member: EtcdCluster, r
         start = ledger.put("a", b"start")
         told: list[bytes] = []
         for round_ in range(3):
-            one_member.freeze(0)
+            etcd_faults.freeze(one_member, 0)
             with pytest.raises(LedgerUnavailable, match="may or may not"):
                 ledger.put("a", b"given up %d" % round_)
-            one_member.thaw(0)
+            etcd_faults.thaw(one_member, 0)
             one_member.wait_serving()
             until(lambda: answers(ledger), "the client is back", BACK_S)
             told.append(b"told %d" % round_)
@@ -416,11 +418,11 @@ def test_a_no_stays_a_no(one_member: EtcdCluster, relay: Relay) -> None:
             assert ledger._endpoints._current == 1, "the relay was not asked"
             direct.delete("a")
             direct.put("b", b"theirs")
-            before = one_member.members[0].metrics()["etcd_server_proposals_applied_total"]
+            before = etcd_faults.metrics(one_member.members[0])[APPLIED]
             relay.release(TRY_S / 2)
             relay.hold = False
             until(
-                lambda before=before: one_member.members[0].metrics()["etcd_server_proposals_applied_total"] > before,
+                lambda before=before: etcd_faults.metrics(one_member.members[0])[APPLIED] > before,
                 "the late request arrived",
             )
             relay.cut()
@@ -430,15 +432,15 @@ def test_a_no_stays_a_no(one_member: EtcdCluster, relay: Relay) -> None:
 def test_a_lease_whose_grant_was_lost_is_granted_once(one_member: EtcdCluster, relay: Relay) -> None:
     with closing(EtcdFactory(f"etcd://{relay.address}").open()) as ledger, ThreadPoolExecutor(1) as pool:
         ledger.put("a", b"")
-        before = one_member.members[0].metrics()["etcd_debugging_lease_granted_total"]
+        before = etcd_faults.metrics(one_member.members[0])["etcd_debugging_lease_granted_total"]
         relay.mute = True
         granting = pool.submit(ledger.grant, 60.0)
         metric = "etcd_debugging_lease_granted_total"
-        until(lambda: one_member.members[0].metrics()[metric] > before, "the request arrived")
+        until(lambda: etcd_faults.metrics(one_member.members[0])[metric] > before, "the request arrived")
         relay.cut()
         relay.mute = False
         lease = granting.result(WAIT_S)
-        assert one_member.members[0].metrics()[metric] == before + 1
+        assert etcd_faults.metrics(one_member.members[0])[metric] == before + 1
         assert ledger.keep_alive(lease) >= 60.0
         ledger.revoke(lease)
 
@@ -508,10 +510,10 @@ def test_endpoints_of_two_clusters_are_refused(cluster: EtcdCluster, one_member:
     with closing(EtcdFactory(f"etcd://{leader},{other}").open(deadline_s=2.0)) as ledger:
         ledger.put("a", b"")
         first = str(ledger._endpoints.current().address)
-        (cluster if first == leader else one_member).freeze(0)
+        etcd_faults.freeze(cluster if first == leader else one_member, 0)
         try:
             with pytest.raises(LedgerRefused, match="another etcd cluster"):
                 ledger.get("a")
         finally:
-            one_member.thaw(0)
-            cluster.thaw(0)
+            etcd_faults.thaw(one_member, 0)
+            etcd_faults.thaw(cluster, 0)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from holdfast.core.errors import IntegrityError, LeaseGone, LedgerRefused, WatchGap
 from holdfast.ledger import machine as limits
-from holdfast.ledger.machine import Delete, End, Grant, LedgerMachine, Put, Record
+from holdfast.ledger.machine import Delete, Grant, LeaseEnd, LedgerMachine, Put, Record
 from holdfast.ledger.port import Change, Entry
 
 keys = st.sampled_from(["a", "b", "w/a", "w/b", "w/é"])
@@ -37,7 +37,7 @@ class AgainstTheModel(RuleBasedStateMachine):
             self.model_put(record)
         elif isinstance(record, Delete):
             self.model_delete(record.key)
-        elif isinstance(record, End):
+        elif isinstance(record, LeaseEnd):
             del self.leases[record.lease]
             for key in sorted(key for key, entry in self.entries.items() if entry.lease == record.lease):
                 self.model_delete(key)
@@ -162,13 +162,13 @@ def test_deciding_changes_nothing() -> None:
     machine.delete("a")
     machine.grant(1.0)
     machine.revoke(1)
-    assert machine.overdue(10.0) == End(1, 2)
+    assert machine.overdue(10.0) == LeaseEnd(1, 2)
     assert machine.export() == before
 
 
 def test_a_record_that_does_not_follow_is_not_committed() -> None:
     machine = LedgerMachine()
-    wrong: list[Record] = [Put("a", b"", 0, 2), Put("a", b"", 7, 1), Delete("a", 1), Grant(2, 1.0), End(1, 1)]
+    wrong: list[Record] = [Put("a", b"", 0, 2), Put("a", b"", 7, 1), Delete("a", 1), Grant(2, 1.0), LeaseEnd(1, 1)]
     for record in wrong:
         with pytest.raises(IntegrityError):
             machine.commit(record, 0.0)

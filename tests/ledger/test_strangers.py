@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import ConfigError, LedgerRefused, LedgerUnavailable, PeerError, ProtocolError
 from holdfast.ledger import wire
-from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer, Patience, ServerLimits
+from holdfast.ledger.embedded import ConnectionPatience, EmbeddedLedger, EmbeddedServer, ServerLimits
 from holdfast.ledger.port import VALUE_BYTES_MAX
 from holdfast.net.proving import client_handshake
 from holdfast.trust.handshake import MAC_BYTES, MAGIC, NONCE_BYTES, ServerHandshake
@@ -28,7 +28,7 @@ from holdfast.trust.handshake import MAC_BYTES, MAGIC, NONCE_BYTES, ServerHandsh
 from .contract import WAIT_S
 from .serving import SECRET
 
-LIMITS = ServerLimits(connections_max=6, patience=Patience(handshake_s=0.3, frame_s=0.3, send_s=0.3))
+LIMITS = ServerLimits(connections_max=6, patience=ConnectionPatience(handshake_s=0.3, frame_s=0.3, send_s=0.3))
 
 
 @pytest.fixture
@@ -269,7 +269,7 @@ def test_connections_are_bounded(ledger: EmbeddedLedger, socket_path: Path) -> N
 
 def test_strangers_who_wait_crowd_out_each_other_alone(tmp_path: Path, socket_path: Path) -> None:
     """More of them than it has room for, and it would be patient; nobody who knows the secret is turned away."""
-    limits = ServerLimits(connections_max=8, unproven_max=4, patience=Patience(handshake_s=10 * WAIT_S))
+    limits = ServerLimits(connections_max=8, unproven_max=4, patience=ConnectionPatience(handshake_s=10 * WAIT_S))
     server = EmbeddedServer(tmp_path / "ledger", socket_path, SECRET, limits=limits)
     server.start()
     friends = [connected(socket_path) for _ in range(2)]

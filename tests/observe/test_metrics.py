@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.events import KINDS
 from holdfast.core.options.kinds import split_address
 from holdfast.core.spending import CATEGORIES
-from holdfast.dashboard.metrics_server import MetricsServer, RunMetrics, metrics_beside
+from holdfast.dashboard.metrics_server import MetricsServer, RunMetrics
 from holdfast.events import EventLog
 from holdfast.observe.fold import RunRecord, record_of
 from holdfast.observe.prometheus import render
@@ -177,16 +178,12 @@ def test_the_server_reads_on_at_every_question(tmp_path: Path) -> None:
     assert parsed(RunMetrics(directory).text())[("step",)] == 4  # what a dashboard mounts
 
 
-def test_an_address_that_is_taken_is_said_before_the_run_starts(tmp_path: Path, capsys: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = "127.0.0.1", taken.getsockname()[1]
-        with (
-            pytest.raises(ConfigError, match=r"--metrics cannot listen .* in use"),
-            metrics_beside(run_in(tmp_path), address),
-        ):
-            pytest.fail("it should not have begun")
-    with metrics_beside(run_in(tmp_path), ("127.0.0.1", 0)):
-        url = capsys.readouterr().out.split()[-1]
+def test_an_address_that_is_taken_is_said_before_the_run_starts(tmp_path: Path) -> None:
+    refused = pytest.raises(ConfigError, match=r"--metrics cannot listen .* in use")
+    with socket.create_server(("127.0.0.1", 0)) as taken, refused:
+        MetricsServer(run_in(tmp_path), "127.0.0.1", taken.getsockname()[1])
+    with closing(MetricsServer(run_in(tmp_path), "127.0.0.1", 0)) as server:
+        url = server.url
         assert not url.endswith(":0/metrics") and answer(url)[0] == 200
     with pytest.raises(urllib.error.URLError):
         answer(url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.events import EventLog
 from holdfast.observe import tensorboard
 from holdfast.observe.scalars import TAGS_MAX, Scalars
-from holdfast.observe.tensorboard import curves_beside
+from holdfast.observe.tensorboard import Curves
 from holdfast.placement.directory import RunDirectory
 
 
@@ -66,7 +67,7 @@ def test_tensorboard_reads_what_was_written(run: RunDirectory, tmp_path: Path) -
         reading = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     EventLog(run.events / "w0.1.jsonl", "w0.1", wall_clock=lambda: 5.0).write("progress", step=1, metrics={"loss": 9.0})
     log = EventLog(run.events / "w1.1.jsonl", "w1.1")
-    with curves_beside(run.events, str(tmp_path / "curves")):
+    with closing(Curves(run.events, tmp_path / "curves")):
         for step in range(10):
             log.write("progress", step=step, metrics={"loss": 1.0 / (step + 1)}, samples_per_s=5.0, workers=2)
         log.write("checkpoint", step=10, bytes=1, duration_s=0.5, held_s=0.01)
@@ -85,6 +86,6 @@ def test_without_the_package_it_is_said_before_anything_starts(
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(tensorboard.importlib, "import_module", missing)
-    with pytest.raises(ConfigError, match="needs the package tensorboard") as refused, curves_beside(run.events, "x"):
-        pytest.fail("it should not have begun")
+    with pytest.raises(ConfigError, match="needs the package tensorboard") as refused:
+        Curves(run.events, Path("x"))
     assert "holdfast[tensorboard]" in str(refused.value)

@@ -18,7 +18,7 @@ from holdfast.reduce.arena import Arena
 from holdfast.reduce.hosts import Hosts
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.network import Network
-from holdfast.reduce.reduction import Brought, Path, bring
+from holdfast.reduce.reduction import Brought, Path, ReductionTerms, bring
 from holdfast.reduce.shared_memory import SharedMemory
 from holdfast.reduce.sums import Sums
 from holdfast.reduce.tree import Range, split
@@ -134,21 +134,21 @@ class Crew:
         return {member: self.arenas[member]} | {peer: one.memory for peer, one in connections if one.memory is not None}
 
     def shared_memory(self, *, two_rounds: bool) -> dict[str, Path]:
-        view = View(1, self.members)
+        view, terms = View(1, self.members), ReductionTerms(self.shards, small=not two_rounds)
         return {
-            member: SharedMemory(view, member, self.shards, self.readable(member), two_rounds=two_rounds)
+            member: SharedMemory(view, member, self.readable(member), terms, two_rounds=two_rounds)
             for member in self.members
         }
 
     def network(self, *, small: bool) -> dict[str, Path]:
         return {
-            member: Network(group, self.shards, self.arenas[member], small=small, interrupted=lambda: "")
+            member: Network(group, self.arenas[member], ReductionTerms(self.shards, small))
             for member, group in self.groups.items()
         }
 
     def hosts(self, *, small: bool) -> dict[str, Path]:
         return {
-            member: Hosts(group, self.shards, self.readable(member), small=small, interrupted=lambda: "")
+            member: Hosts(group, self.readable(member), ReductionTerms(self.shards, small))
             for member, group in self.groups.items()
         }
 

@@ -15,6 +15,7 @@ from holdfast.net.groups import BrokenGroup, Gone, Said
 from holdfast.reduce.hosts import Hosts
 from holdfast.reduce.network import Network
 from holdfast.reduce.paths import check_coverage, make_path, takes_two_rounds
+from holdfast.reduce.reduction import ReductionTerms
 from holdfast.reduce.shared_memory import SharedMemory
 from holdfast.reduce.tree import tree_over
 
@@ -72,7 +73,7 @@ def test_the_kind_of_a_run_and_the_hosts_of_a_view_decide_the_path(
 ) -> None:
     crew = Crew(members, 4, tcp_pair)
     paths = {
-        member: make_path(kind, group, crew.arenas[member], 4, small=small, interrupted=lambda: "")
+        member: make_path(kind, group, crew.arenas[member], ReductionTerms(4, small))
         for member, group in crew.groups.items()
     }
     assert {type(path) for path in paths.values()} == {right}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
-from holdfast.script_check.judging import Script, Verdict, judge
+from holdfast.script_check.judging import CheckVerdict, Script, judge
 from holdfast.script_check.notes import FIRST, JOINER, Task, read_notes
 from holdfast.script_check.rig import check_joins
 
@@ -28,7 +28,7 @@ class Refused(Exception):
     """The script did not get through: the sentence."""
 
 
-def checked(script: Callable[[], Any], *, steps: int = 4, join_at: int = 2) -> Verdict:
+def checked(script: Callable[[], Any], *, steps: int = 4, join_at: int = 2) -> CheckVerdict:
     """What a check says of a function that joins and trains."""
     directory = Path(tempfile.mkdtemp(prefix="holdfast-checked-"))
     children = []

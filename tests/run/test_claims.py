@@ -9,10 +9,10 @@ import threading
 import pytest
 
 from holdfast.checkpoint.format.owner import Owner, newest_owner, probe, release
-from holdfast.checkpoint.storage.memory import MemoryStorage
 from holdfast.core.errors import ConfigError, StorageRefused, StorageUnavailable
 from holdfast.engine.transfer.claiming import Claim
 from holdfast.placement.proc import process_started
+from tests.harness.memory_storage import MemoryStorage
 
 ELSEWHERE = "another-host"
 

@@ -36,8 +36,8 @@ from holdfast.core.words import (
     decode_json,
     decode_whole,
 )
+from holdfast.detection.agent_beat import AgentBeat, CrewHealth, Opinion, Told
 from holdfast.detection.progress import Level
-from holdfast.detection.tidings import Crew, Opinion, Tidings, Told
 from holdfast.engine.ledger_feed import LedgerNews, read_news
 from holdfast.events import EventReader
 from holdfast.ledger import wire as ledger_wire
@@ -57,13 +57,13 @@ from holdfast.state.codec import flatten, pack_tree, unflatten, unpack_tree
 from holdfast.state.layout import allocate
 from holdfast.state.snapshot import Snapshot
 from holdfast.state.transfer import fetch, serve
-from holdfast.state.wire import Manifest, Summary
+from holdfast.state.wire import Summary, TransferManifest
 from holdfast.trust.handshake import MAC_BYTES, MAGIC, NONCE_BYTES, ServerHandshake
 from holdfast.trust.keys import Keys
 
 SECRET = bytes(range(32))
-CREW = Crew((1, 0, 0, 1), (("w0.1@a", Level.HUNG),), 7)
-BEAT = Tidings(host="a", crew=CREW, opinions=(Opinion("b", True, False, 1.0, 9.0),), told=(Told("c", 1.0, CREW),))
+CREW = CrewHealth((1, 0, 0, 1), (("w0.1@a", Level.HUNG),), 7)
+BEAT = AgentBeat(host="a", crew=CREW, opinions=(Opinion("b", True, False, 1.0, 9.0),), told=(Told("c", 1.0, CREW),))
 BYTES_MAX = 1 << 20
 TENSORS = [torch.arange(6.0).view(2, 3), torch.tensor([1, 2], dtype=torch.int16)]
 TREE, FLAT = flatten({"w": TENSORS[0], "n": {"k": [1, 2.5, None, "x", (3,)], "b": TENSORS[1], "big": 1 << 90}})
@@ -115,7 +115,7 @@ def member_frame(data: bytes) -> object:
 
 def manifest(data: bytes) -> object:
     """As far as a joiner goes with what it was told."""
-    found = Manifest.decode(data, bytes_max=BYTES_MAX)
+    found = TransferManifest.decode(data, bytes_max=BYTES_MAX)
     return unflatten(unpack_tree(found.tree), allocate(found.specs))
 
 
@@ -159,12 +159,12 @@ DECODERS = {
     "a request for bytes": Decoder(Request.decode, (REQUEST.encode()[LENGTH.size :],)),
     "a reply with bytes": Decoder(decode_reply, (encode_reply(Status.OK, 77),)),
     "a summary": Decoder(Summary.decode, (Summary.of(SNAPSHOT).encode(),)),
-    "a manifest": Decoder(manifest, (Manifest.of(SNAPSHOT).encode(),), headed, head_of),
+    "a manifest": Decoder(manifest, (TransferManifest.of(SNAPSHOT).encode(),), headed, head_of),
     "a manifest's tree": Decoder(lambda data: unflatten(unpack_tree(data), FLAT), (SNAPSHOT.tree,)),
     "a view": Decoder(View.decode, (View(3, ("w0.1", "w1.1"), "why").encode(),)),
     "a registration": Decoder(Registration.decode, (REGISTRATION.encode(),)),
     "a configuration": Decoder(CONFIG.check_same, (CONFIG.encode(),)),
-    "an agent's beat": Decoder(Tidings.decode, (BEAT.encode(),)),
+    "an agent's beat": Decoder(AgentBeat.decode, (BEAT.encode(),)),
     "a roll": Decoder(Roll.decode, (Roll(3, ("w0.1",), ("w1.1",), True).encode(),)),
     "a record of rewinds": Decoder(Rewinds.decode, (REWINDS.encode(),)),
     "a number in the ledger": Decoder(lambda data: decode_whole(data, "workers"), (b'{"workers": 3}',)),
@@ -381,7 +381,7 @@ def test_a_ledger_channel_gives_a_message_or_an_error(data: st.DataObject) -> No
 @settings(max_examples=60)
 @given(data=st.data())
 def test_both_ends_of_a_transfer_survive_anything(data: st.DataObject) -> None:
-    summary, table = Summary.of(SNAPSHOT).encode(), Manifest.of(SNAPSHOT).encode()
+    summary, table = Summary.of(SNAPSHOT).encode(), TransferManifest.of(SNAPSHOT).encode()
     answers = [encode_reply(Status.OK, len(part)) + part + xxhash.xxh3_128_digest(part) for part in (summary, table)]
     answers.append(encode_reply(Status.OK, SNAPSHOT.nbytes) + bytes(SNAPSHOT.nbytes + CHECK_BYTES))
     for talk, valid in (

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.rewinds import Rewind, Rewinds
 from holdfast.core.words import KEY_REWINDS
-from holdfast.detection.ward import Ward
+from holdfast.detection.hang_judge import HangJudge
 from holdfast.membership import balance, step_rules
 from tests.harness.simulator import Violation, World, simulate
 from tests.harness.simulator.feed import Command
@@ -77,25 +77,25 @@ def never_move(patch: Patch) -> None:
 
 def take_the_hung_for_alive(patch: Patch) -> None:
     """It has a lease and answers a knock: that is enough for ever."""
-    patch.setattr(Ward, "judge", lambda self, processes, members: [])
+    patch.setattr(HangJudge, "judge", lambda self, processes, members: [])
 
 
 def end_the_last_one(patch: Patch) -> None:
     """Whoever hangs is ended, whether or not anybody else has the state."""
-    patch.setattr(Ward, "_spared", lambda self, known, here, members: "")
+    patch.setattr(HangJudge, "_spared", lambda self, known, here, members: "")
 
 
 def take_the_suspect_for_well(patch: Patch) -> None:
     """Two hang at nearly the same time, and the first is ended since the second does not hang yet."""
 
-    def spared(self: Ward, known: Any, here: list[str], members: Any) -> str | None:
+    def spared(self: HangJudge, known: Any, here: list[str], members: Any) -> str | None:
         others = [self._workers[name] for name in here if self._workers[name] is not known]
         if any(other.suspicion.level < 3 and other.beat.has_state for other in others):
             return ""
         return real(self, known, here, members)
 
-    real = Ward._spared
-    patch.setattr(Ward, "_spared", spared)
+    real = HangJudge._spared
+    patch.setattr(HangJudge, "_spared", spared)
 
 
 def forget_to_pass(patch: Patch) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.core.errors import HoldfastError
-from holdfast.drills.checking import Outcome, Verdict
+from holdfast.drills.checking import Outcome, PromiseVerdict
 from holdfast.drills.engine import Engine
 from holdfast.drills.ground import Ground
 from holdfast.drills.trace import TraceReader
@@ -58,7 +58,7 @@ def quiet_digest(home: Path, workers: int, script: Sequence[str]) -> str:
         run.end()
 
 
-def judge(seed: int, verdicts: Sequence[Verdict]) -> None:
+def judge(seed: int, verdicts: Sequence[PromiseVerdict]) -> None:
     """Say what held; Failed if a promise did not."""
     held = [verdict.promise for verdict in verdicts if verdict.held]
     broken = [f"{verdict.promise}: {verdict.text}" for verdict in verdicts if verdict.held is False]

@@ -22,7 +22,7 @@ from holdfast.drills.checking import Outcome, check
 from holdfast.drills.engine import Engine
 from holdfast.drills.ground import RIG, Ground, Setting
 from holdfast.drills.plan import CORRUPTIBLE
-from holdfast.drills.schedule import Done, Planned
+from holdfast.drills.schedule import DoneFault, Planned
 from holdfast.drills.trace import TraceReader
 from holdfast.testing.observed_run import Failed
 from tests.soak.conducting import add_common, conduct, judge, quiet_run
@@ -72,7 +72,7 @@ def drill(args: argparse.Namespace, home: Path) -> None:
     named = "named at step " + ", ".join(map(str, steps)) if steps else "not found"
     back = "gone back" if faulty.of_kind("rewound") else "nothing undone"
     print(f"seed {args.seed}: {named}, {back}, {run.view} views, {time.monotonic() - began:.0f} s")
-    fault = Done(Planned(0.0, "corrupt"), began_at, "flip", asked["step"], 1, (asked["worker"],), note=flipped)
+    fault = DoneFault(Planned(0.0, "corrupt"), began_at, "flip", asked["step"], 1, (asked["worker"],), note=flipped)
     judge(args.seed, check(quiet, faulty, [fault], None))
     found_in_time(faulty, asked["step"], 0 if args.kind == "gradient" else args.audit_every)
     print(f"seed {args.seed}: exact: {faulty.digest} (quiet {quiet.digest})")

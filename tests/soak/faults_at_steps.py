@@ -14,10 +14,11 @@ from pathlib import Path
 
 from holdfast.core.words import host_of
 from holdfast.drills.ground import Ground
-from holdfast.drills.nemesis import Nemesis
 from holdfast.drills.schedule import Planned
 from holdfast.testing.observed_run import Failed, Observed, ObservedHosts, ObservedRun
+from tests.harness import etcd_faults
 from tests.harness.gate import Gate
+from tests.soak.soak_nemesis import SoakNemesis
 
 WAIT_S = 120.0
 EASE_S = 0.25
@@ -29,7 +30,7 @@ class FaultsAtSteps:
     KINDS: tuple[str, ...] = ("kill", "kill", "kill", "stop", "pause", "agent", "join", "leave")
 
     def __init__(self, ground: Ground, run: Observed, gate: Path, *, steps: int, faults: int, seed: int) -> None:
-        self.nemesis = Nemesis(ground, run, "faulty", self._say, lambda: run.step)
+        self.nemesis = SoakNemesis(ground, run, "faulty", self._say, lambda: run.step)
         self._run = run
         self._gate = Gate(gate)
         self._rng = random.Random(seed)
@@ -178,7 +179,7 @@ class FaultsOfHosts(FaultsAtSteps):
     def _leader(self) -> Iterator[None]:
         cluster = self.nemesis.ground.cluster
         assert cluster is not None
-        leader = cluster.leader()
+        leader = etcd_faults.leader(cluster)
         self.nemesis.leader_down(self._lasting("leader", 0.0, 0.5, 2.0), leader)
         self._let_pass(1)
         yield

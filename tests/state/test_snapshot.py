@@ -19,7 +19,7 @@ from holdfast.core.errors import ConfigError, ProtocolError
 from holdfast.state.digest import weights_digest
 from holdfast.state.layout import spec_of
 from holdfast.state.snapshot import Holder, Snapshot
-from holdfast.state.wire import Manifest
+from holdfast.state.wire import TransferManifest
 
 
 class Model(nn.Module):
@@ -106,7 +106,7 @@ class Worker:
 
 def moved(snapshot: Snapshot) -> Snapshot:
     """As it arrives: other memory, the tree through its bytes."""
-    manifest = Manifest.decode(Manifest.of(snapshot).encode(), bytes_max=snapshot.nbytes)
+    manifest = TransferManifest.decode(TransferManifest.of(snapshot).encode(), bytes_max=snapshot.nbytes)
     twins = copy.deepcopy(snapshot.tensors)
     return Snapshot(manifest.summary.step, manifest.tree, twins)
 

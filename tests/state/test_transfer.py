@@ -23,7 +23,7 @@ from holdfast.state import transfer
 from holdfast.state.codec import flatten, pack_tree, unflatten, unpack_tree
 from holdfast.state.snapshot import Snapshot
 from holdfast.state.transfer import fetch, serve
-from holdfast.state.wire import Manifest, Summary
+from holdfast.state.wire import Summary, TransferManifest
 
 MIB = 2**20
 
@@ -129,7 +129,7 @@ def test_a_slow_peer_delivers_less(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(count("fast", 0), count("slow", 0.1)) as socks:
         got = fetch(socks, bytes_max=BIG)
     assert got.digest() == held.digest()
-    beside = 2 * len(Summary.of(held).encode()) + len(Manifest.of(held).encode())
+    beside = 2 * len(Summary.of(held).encode()) + len(TransferManifest.of(held).encode())
     assert sent["slow"] < sent["fast"] and sum(sent.values()) == held.nbytes + beside
 
 
@@ -207,7 +207,7 @@ def test_a_server_refuses_what_is_not_there_and_does_not_wait_for_ever() -> None
 
 
 SMALL = snapshot(floats=10)
-MANIFEST = Manifest.of(SMALL).encode()
+MANIFEST = TransferManifest.of(SMALL).encode()
 
 
 def reply(data: bytes) -> bytes:
@@ -258,7 +258,7 @@ def test_hostile_manifests_get_a_typed_error_and_promise_no_more_than_allowed(
 ) -> None:
     data = json.dumps(head).encode()
     try:
-        manifest = Manifest.decode(struct.pack("!I", max(0, len(data) + lie)) + data + tree, bytes_max=1000)
+        manifest = TransferManifest.decode(struct.pack("!I", max(0, len(data) + lie)) + data + tree, bytes_max=1000)
     except ProtocolError:
         return
     assert sum(spec.nbytes for spec in manifest.specs) == manifest.summary.nbytes <= 1000
@@ -271,7 +271,7 @@ def test_damaged_manifests_get_a_typed_error_or_still_add_up(place: int, byte: i
     data[place] = byte
     for attempt in (bytes(data), bytes(data[:end])):
         try:
-            manifest = Manifest.decode(attempt, bytes_max=BIG)
+            manifest = TransferManifest.decode(attempt, bytes_max=BIG)
             unflatten(unpack_tree(manifest.tree), SMALL.tensors)
         except ProtocolError:
             continue
@@ -287,4 +287,4 @@ def test_hostile_summaries_get_a_typed_error(data: bytes) -> None:
 def test_summaries_come_back() -> None:
     summary = Summary.of(SMALL)
     assert Summary.decode(summary.encode()) == summary
-    assert Manifest.decode(MANIFEST, bytes_max=BIG) == Manifest.of(SMALL)
+    assert TransferManifest.decode(MANIFEST, bytes_max=BIG) == TransferManifest.of(SMALL)

@@ -229,11 +229,11 @@ def test_what_a_dead_writer_left_goes_with_the_next_write(tmp_path: Path) -> Non
 
 
 def test_unfinished_files_of_the_living_and_of_other_hosts_stay(tmp_path: Path) -> None:
-    place = local._place()
+    place = local.place_mark()
     living = f".holdfast-{place}-{os.getpid()}-00000000"
-    foreign = ".holdfast-00000000-999999999-00000000"
+    foreign = ".holdfast-0000000000000000-999999999-00000000"
     dead = f".holdfast-{place}-999999999-00000000"
-    aged = ".holdfast-00000000-999999999-00000001"
+    aged = ".holdfast-0000000000000000-999999999-00000001"
     other = ".somebody-elses"
     for name in (living, foreign, dead, aged, other):
         (tmp_path / name).write_bytes(b"half")
@@ -250,7 +250,7 @@ def test_a_deleted_checkpoint_leaves_no_directory(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path / "root")
     for name in ("one/deep/a", "one/b", "two/c"):
         write(storage, name, b"x")
-    (tmp_path / "root" / "one" / f".holdfast-{local._place()}-999999999-00000000").write_bytes(b"half")
+    (tmp_path / "root" / "one" / f".holdfast-{local.place_mark()}-999999999-00000000").write_bytes(b"half")
     for name in ("one/deep/a", "one/b"):
         storage.delete(name)
     assert sorted(path.name for path in (tmp_path / "root").iterdir()) == ["two"]
@@ -323,10 +323,10 @@ def test_a_directory_that_only_a_dead_writer_knew_goes_with_the_next_commit(tmp_
     dead.wait()
     left = tmp_path / "checkpoint-000000000007"
     left.mkdir()
-    (left / f".holdfast-{local._place()}-{dead.pid}-00000000").write_bytes(b"x" * 100)
+    (left / f".holdfast-{local.place_mark()}-{dead.pid}-00000000").write_bytes(b"x" * 100)
     mine = tmp_path / "checkpoint-000000000008"
     mine.mkdir()
-    (mine / f".holdfast-{local._place()}-{os.getpid()}-00000000").write_bytes(b"x" * 100)
+    (mine / f".holdfast-{local.place_mark()}-{os.getpid()}-00000000").write_bytes(b"x" * 100)
     storage = LocalStorage(tmp_path)
     assert storage.create("checkpoint-000000000009/manifest.json", b"{}")
     assert not left.exists() and mine.exists()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.checkpoint.storage.memory import MemoryStorage
 from holdfast.core.errors import StorageRefused, StorageUnavailable
+from tests.harness.memory_storage import MemoryStorage
 
 from .storage_contract import StorageContract, write
 

@@ -109,10 +109,10 @@ def announce_stages(announcer: Announcer) -> None:
         announcer.say(COPYING, part.step)
         fill(part, image, tensors)
 
-    def announced_begin(self: saver.Saver, snapshot: Any, **options: Any) -> bool:
-        begun = begin(self, snapshot, **options)
+    def announced_begin(self: saver.Saver, save: share.Share) -> bool:
+        begun = begin(self, save)
         if begun:
-            announcer.say(BEGUN, snapshot.step)
+            announcer.say(BEGUN, save.step)
         return begun
 
     def open_announcing(uri: str) -> Storage:

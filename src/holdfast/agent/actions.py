@@ -31,7 +31,7 @@ class AnnounceStop:
 
 
 @dataclass(frozen=True)
-class End:
+class RunEnd:
     """The run is over for this agent. `outcome` is finished, stopped, failed, left, unsaved or cut short."""
 
     outcome: str
@@ -40,4 +40,4 @@ class End:
     worker: str = ""  # whose log explains it
 
 
-Action = Start | AskToLeave | Kill | AnnounceStop | End
+Action = Start | AskToLeave | Kill | AnnounceStop | RunEnd

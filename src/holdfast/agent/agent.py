@@ -5,7 +5,7 @@ Threads, and what each alone may touch:
 - main: the policy, the record of the run, the tails, the table of processes. It takes messages from one inbox.
 - holdfast-deaths (processes.DeathWatch): waits for deaths and fences the dead in the ledger.
 - holdfast-ledger-watch: reads the ledger's changes. holdfast-warm (warm_starts.py): waits for the imports.
-- holdfast-watchman (watchman.Watchman): reads the workers' heartbeats and says who hangs.
+- holdfast-heartbeat-watch (heartbeat_watch.HeartbeatWatch): reads the workers' heartbeats and says who hangs.
 - holdfast-presence (presence.HostPresence): keeps this host's name in a run on several.
 - holdfast-ring (ring_watch.RingWatch): beats to the agents of other hosts, hears them, and says who is silent.
 - holdfast-screen (terminal.Screen): writes to the terminal.
@@ -26,22 +26,22 @@ import signal
 import time
 from dataclasses import dataclass
 
-from holdfast.agent.ending import Ending
+from holdfast.agent.ending import AgentEnding
 from holdfast.agent.history import History
 from holdfast.agent.hosts.among_hosts import AmongHosts, give_up
 from holdfast.agent.hosts.presence import clear_stop
 from holdfast.agent.hosts.ring_watch import RingNews
-from holdfast.agent.ledger_news import LedgerNews
+from holdfast.agent.ledger_news import LedgerListener
 from holdfast.agent.ledger_watch import LedgerWatch, News
 from holdfast.agent.ledgers import AgentLedgers, StartPatience, attempt
-from holdfast.agent.policy import Action, AnnounceStop, AskToLeave, End, Kill, Policy, Start
-from holdfast.agent.report import Reporter
+from holdfast.agent.policy import Action, AnnounceStop, AskToLeave, Kill, Policy, RunEnd, Start
+from holdfast.agent.report import AgentReporter
 from holdfast.agent.settings import RunSettings
 from holdfast.agent.signals import Interrupted, Signals
 from holdfast.agent.workers.crew import Adoption, Crew
+from holdfast.agent.workers.heartbeat_watch import HeartbeatWatch
 from holdfast.agent.workers.standing_still import FoundHung
 from holdfast.agent.workers.warm_starts import WarmedUp
-from holdfast.agent.workers.watchman import Watchman
 from holdfast.agent.workforce import Died, Workforce
 from holdfast.core.errors import LedgerError
 from holdfast.core.words import KEY_STOP, encode_json
@@ -61,16 +61,16 @@ class Parts:
     inbox: queue.SimpleQueue[Message]
     signals: Signals
     history: History
-    reporter: Reporter
+    reporter: AgentReporter
     policy: Policy
     crew: Crew
     workforce: Workforce
-    watchman: Watchman
+    heartbeat_watch: HeartbeatWatch
     ledgers: AgentLedgers
-    news: LedgerNews
+    news: LedgerListener
     among: AmongHosts | None  # of a run on several hosts
     patience: StartPatience
-    ending: Ending
+    ending: AgentEnding
 
 
 class Agent:
@@ -132,7 +132,7 @@ class Agent:
             at = f" on host {settings.host}" if settings.host else ""
             self._reporter.say(f"run {settings.name}{at}, in {parts.directory.path}")
         post = parts.inbox.put if parts.among is None else parts.among.ring.listening(parts.inbox.put)
-        self._watch = LedgerWatch(parts.ledgers.watch, parts.watchman.listening(post))
+        self._watch = LedgerWatch(parts.ledgers.watch, parts.heartbeat_watch.listening(post))
 
     def _next_message(self) -> Message | None:
         wait_s = min(self._next_look, self._policy.deadline()) - time.monotonic()
@@ -197,7 +197,7 @@ class Agent:
         if self._policy.step:
             self._reporter.tails.failures_matter = False
 
-    def _act(self, actions: list[Action], now: float) -> End | None:
+    def _act(self, actions: list[Action], now: float) -> RunEnd | None:
         end = None
         for action in actions:
             match action:
@@ -209,7 +209,7 @@ class Agent:
                     self._parts.workforce.kill(worker, reason)
                 case AnnounceStop(reason):
                     self._announce_stop(reason)
-                case End():
+                case RunEnd():
                     end = action
         return end
 
@@ -226,7 +226,7 @@ class Agent:
             self._reporter.refused(error)
             parts.crew.ask_all_to_leave()
 
-    def _conclude(self, end: End) -> int:
+    def _conclude(self, end: RunEnd) -> int:
         crew, deadline = self._parts.crew, time.monotonic() + CLOSE_GRACE_S
         while len(crew) and time.monotonic() < deadline:
             self._next_look = deadline

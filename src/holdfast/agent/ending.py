@@ -7,39 +7,30 @@ from __future__ import annotations
 
 import queue
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.agent.finishing import FinishNote
 from holdfast.agent.ledgers import StartPatience
 from holdfast.agent.leftovers import forget_memory
-from holdfast.agent.policy import End
-from holdfast.agent.report import Reporter
+from holdfast.agent.policy import RunEnd
+from holdfast.agent.report import AgentReporter
 from holdfast.checkpoint.host_memory.place import remove_memory
 from holdfast.core.errors import LedgerError
 from holdfast.ledger.port import Ledger
 from holdfast.placement.directory import RunDirectory
 
 
-class Ending:
-    def __init__(
-        self,
-        directory: RunDirectory,
-        socket_dir: Path,
-        memory: Path,
-        ledger: Ledger,
-        finish_note: FinishNote,
-        reporter: Reporter,
-        inbox: queue.SimpleQueue[Any],
-    ) -> None:
-        self._directory = directory
-        self._socket_dir = socket_dir
-        self._memory = memory
-        self._ledger = ledger
-        self._finish_note = finish_note
-        self._reporter = reporter
-        self._inbox = inbox
+@dataclass(eq=False)
+class AgentEnding:
+    _directory: RunDirectory
+    _socket_dir: Path
+    _memory: Path
+    _ledger: Ledger
+    _finish_note: FinishNote
+    _reporter: AgentReporter
+    _inbox: queue.SimpleQueue[Any]
 
     def was_before(self, patience: StartPatience) -> bool:
         """Whether the training is over already. If it is to go on from its end, the ledger no longer says finished."""
@@ -67,7 +58,7 @@ class Ending:
             with suppress(LedgerError):  # a worker may not have reached it either; `settle` tells
                 self._finish_note.write(record)
 
-    def conclude(self, end: End, *, workers_left: int) -> int:
+    def conclude(self, end: RunEnd, *, workers_left: int) -> int:
         """The exit code."""
         forget_memory(self._memory, self._ledger, finished=end.outcome == "finished")
         if end.outcome == "finished":

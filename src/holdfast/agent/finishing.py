@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from holdfast.agent.ledger_watch import LedgerAway, LedgerBack, LedgerState
+from holdfast.agent.ledger_watch import LedgerAway, LedgerBack, LedgerContents
 from holdfast.agent.signals import Interrupted
 from holdfast.checkpoint.host_memory.place import MEMORY_ONLY
 from holdfast.core.errors import EXIT_UNWRITTEN, ConfigError, LedgerError
@@ -40,7 +40,7 @@ class FinishNote:
         """What the watch over the ledger says of it."""
         if isinstance(message, LedgerAway):
             self._away = message.reason
-        elif isinstance(message, LedgerBack | LedgerState):
+        elif isinstance(message, LedgerBack | LedgerContents):
             self._away, self.due = "", True
 
     def value(self) -> dict[str, Any] | None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from holdfast.agent.finishing import FinishNote
-from holdfast.agent.ledger_watch import LedgerAway, LedgerBack, LedgerChange, LedgerState, News
+from holdfast.agent.ledger_watch import LedgerAway, LedgerBack, LedgerChange, LedgerContents, News
 from holdfast.agent.ledgers import attempt
 from holdfast.agent.policy import Policy
-from holdfast.agent.report import Reporter
-from holdfast.agent.workers.watchman import Watchman
+from holdfast.agent.report import AgentReporter
+from holdfast.agent.workers.heartbeat_watch import HeartbeatWatch
 from holdfast.agent.workforce import Workforce
 from holdfast.core.errors import ProtocolError
 from holdfast.core.options.run import WORKERS_MAX
@@ -31,25 +32,18 @@ from holdfast.core.words import (
 from holdfast.ledger.port import Ledger
 
 
-class LedgerNews:
-    def __init__(
-        self,
-        ledger: Ledger,
-        host: str,
-        policy: Policy,
-        workforce: Workforce,
-        watchman: Watchman,
-        reporter: Reporter,
-        finish_note: FinishNote,
-    ) -> None:
-        self._ledger = ledger
-        self._host = host
-        self.size_key = KEY_SIZE + host
-        self._policy = policy
-        self._workforce = workforce
-        self._watchman = watchman
-        self._reporter = reporter
-        self._finish_note = finish_note
+@dataclass(eq=False)
+class LedgerListener:
+    _ledger: Ledger
+    _host: str
+    _policy: Policy
+    _workforce: Workforce
+    _heartbeat_watch: HeartbeatWatch
+    _reporter: AgentReporter
+    _finish_note: FinishNote
+
+    def __post_init__(self) -> None:
+        self.size_key = KEY_SIZE + self._host
         self._handlers: dict[str, Callable[[bytes, float], None]] = {
             self.size_key: self._resized,
             KEY_VIEW: self._viewed,
@@ -72,7 +66,7 @@ class LedgerNews:
                 self._reporter.tell("ledger_up", down_s=round(down_s, 3))
             case LedgerChange(change):
                 self._changed(change.key, change.value if change.kind == "put" else None, now)
-            case LedgerState(values):
+            case LedgerContents(values):
                 for worker in self._workforce.missing_from(values):
                     self._changed(KEY_WORKERS + worker, None, now)
                 for key, value in values.items():
@@ -96,7 +90,7 @@ class LedgerNews:
         with suppress(ProtocolError):
             view = View.decode(value)
             late = [worker for worker, _ in view.late]
-            self._watchman.viewed(view.members, late)
+            self._heartbeat_watch.viewed(view.members, late)
             self._policy.viewed((member for member in view.members if host_of(member) == self._host), late)
 
     def _stopped(self, value: bytes, now: float) -> None:

@@ -14,7 +14,7 @@ WAIT_S = 1.0
 
 
 @dataclass(frozen=True)
-class LedgerState:
+class LedgerContents:
     """All keys as they stand: at the start, and again after changes were missed."""
 
     values: dict[str, bytes]
@@ -37,11 +37,11 @@ class LedgerBack:
     down_s: float
 
 
-News = LedgerState | LedgerChange | LedgerAway | LedgerBack
+News = LedgerContents | LedgerChange | LedgerAway | LedgerBack
 
 
 class LedgerWatch:
-    """Posts one LedgerState, then every LedgerChange; and says when the ledger goes away and comes back.
+    """Posts one LedgerContents, then every LedgerChange; and says when the ledger goes away and comes back.
 
     Owns `ledger`, which nobody else uses.
     """
@@ -72,7 +72,7 @@ class LedgerWatch:
     def _follow(self) -> None:
         reading = self._ledger.read("")
         self._note_back()
-        self._post(LedgerState({entry.key: entry.value for entry in reading.entries}))
+        self._post(LedgerContents({entry.key: entry.value for entry in reading.entries}))
         watch = self._ledger.watch("", revision=reading.revision)
         try:
             while not self._closing.is_set():

@@ -23,12 +23,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.agent.actions import Action, AnnounceStop, AskToLeave, End, Kill, Start
+from holdfast.agent.actions import Action, AnnounceStop, AskToLeave, Kill, RunEnd, Start
 from holdfast.agent.repeats import Repeats
 from holdfast.core.errors import EXIT_BAD_INPUT, EXIT_CUT_SHORT, EXIT_EVICTED, EXIT_UNSAVED
 from holdfast.core.words import host_of, slot_of
 
-__all__ = ["Action", "AnnounceStop", "AskToLeave", "End", "Kill", "Policy", "Start"]
+__all__ = ["Action", "AnnounceStop", "AskToLeave", "Kill", "Policy", "RunEnd", "Start"]
 
 HUNG_GRACE_S = 1.0
 STOP_GRACE_S = 30.0
@@ -100,7 +100,7 @@ class Policy:
     _spares_stop_at: float = math.inf
     _stragglers_by: float = math.inf
     _outsiders_by: float = math.inf
-    _end: End | None = None
+    _end: RunEnd | None = None
     _over: bool = False
     _last_failure: tuple[str, int] = ("", 1)
     _late_failure: tuple[str, int] | None = None
@@ -274,7 +274,7 @@ class Policy:
             self._stop_by, self._stop_code = now + self.stop_grace_s, exit_code
 
     def stop_at_once(self, reason: str, exit_code: int) -> None:
-        self._end = self._end or End("stopped", exit_code, reason)
+        self._end = self._end or RunEnd("stopped", exit_code, reason)
 
     # -- what to do ----------------------------------------------------------------------------------------
 
@@ -414,7 +414,7 @@ class Policy:
         exponent = min(slot.setbacks - 2, 16)
         slot.restart_at = now if exponent < 0 else now + min(BACK_OFF_FIRST_S * 2**exponent, BACK_OFF_MAX_S)
 
-    def _hopeless(self, worker: str, exit_code: int) -> End | None:
+    def _hopeless(self, worker: str, exit_code: int) -> RunEnd | None:
         """Every slot's script failed by itself and the run's step does not advance: starting again will not help.
 
         Before the first step once is enough; later a slot must have failed REPEATS_MAX times at this step.
@@ -424,37 +424,37 @@ class Policy:
         here = {member for member in self.members if host_of(member) == host_of(worker)}
         if here and here <= self._refused:
             # All said the same at the same step, a metric that is not finite for one: they would say it again.
-            return End("failed", exit_code, "every worker ended with the same sentence", worker)
+            return RunEnd("failed", exit_code, "every worker ended with the same sentence", worker)
         if self.step and self.repeats.are(max(REPEATS_MAX, self.workers)):
-            return End("failed", exit_code, self.repeats.sentence(), worker)
+            return RunEnd("failed", exit_code, self.repeats.sentence(), worker)
         if min(failures, default=0) == 0:
             return None
         if self.step == 0:
-            return End("failed", exit_code, "the script failed in every worker before the first step", worker)
+            return RunEnd("failed", exit_code, "the script failed in every worker before the first step", worker)
         if max(failures) >= REPEATS_MAX:
             what = f"the script failed {max(failures)} times without getting past step {self.step}"
-            return End("failed", exit_code, "; ".join(filter(None, (what, self.repeats.sentence()))), worker)
+            return RunEnd("failed", exit_code, "; ".join(filter(None, (what, self.repeats.sentence()))), worker)
         return None
 
-    def _outcome(self) -> End:
+    def _outcome(self) -> RunEnd:
         """Nobody lives and nobody will be started."""
         if self.done:
             if self._late_failure is not None:
                 worker, code = self._late_failure
-                return End("finished", code, f"{worker} failed after the last step", worker)
-            return End("finished", 0, "")
+                return RunEnd("finished", code, f"{worker} failed after the last step", worker)
+            return RunEnd("finished", 0, "")
         if self._unfinished == "unsaved":
-            return End(self._unfinished, self._stop_code or EXIT_UNSAVED, "the last state is not saved")
+            return RunEnd(self._unfinished, self._stop_code or EXIT_UNSAVED, "the last state is not saved")
         if self._unfinished and not self.stopping:
-            return End(self._unfinished, EXIT_CUT_SHORT, "the script ended in the middle of the training")
+            return RunEnd(self._unfinished, EXIT_CUT_SHORT, "the script ended in the middle of the training")
         if self.stopping:
-            return End("stopped", self._stop_code, self.stopping)
+            return RunEnd("stopped", self._stop_code, self.stopping)
         if not all(self._slot(number).left for number in range(self.size)):
             worker, code = self._last_failure
-            return End("failed", code, f"no worker is left and all {self.restarts_max} restarts are used up", worker)
-        return End("left", 0, "every worker left")
+            return RunEnd("failed", code, f"no worker is left and all {self.restarts_max} restarts are used up", worker)
+        return RunEnd("left", 0, "every worker left")
 
-    def _finish(self, end: End, reason: str) -> list[Action]:
+    def _finish(self, end: RunEnd, reason: str) -> list[Action]:
         self._over = True
         for worker in self.alive.values():
             worker.kill_reason = worker.kill_reason or reason

@@ -6,7 +6,7 @@ A leader that raises is followed by a leader that raises: the run gets on by a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,9 +54,7 @@ class Repeats:
         if len(self._rounds()) < 2 or failure.cause in self._told:
             return ""
         self._told.add(failure.cause)
-        return (
-            f"{self.sentence()}; whoever comes there next ends too, and under `if run.leader:` that is the next leader"
-        )
+        return f"{self.sentence()}; the next worker there ends too, and under `if run.leader:` that is the next leader"
 
     def are(self, rounds: int) -> bool:
         """Whether it happened so often in a row."""
@@ -67,13 +65,8 @@ class Repeats:
         if not self._row:
             return ""
         last = self._row[-1]
-        workers = _listed([failure.worker for failure in self._row])
+        workers = ", ".join(list(dict.fromkeys(failure.worker for failure in self._row))[-NAMED_MAX:])
         return f"the script raised the same exception at {last.place} in {workers}: {last.reason}"
 
     def _rounds(self) -> set[tuple[int, int]]:
         return {failure.round for failure in self._row}
-
-
-def _listed(workers: Sequence[str]) -> str:
-    named = list(dict.fromkeys(workers))[-NAMED_MAX:]
-    return ", ".join(named)

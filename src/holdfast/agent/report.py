@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.agent.finishing import unwritten_lines
 from holdfast.agent.output.log_times import LogTimes
 from holdfast.agent.output.tail import Tails, last_words
-from holdfast.agent.policy import End
+from holdfast.agent.policy import RunEnd
 from holdfast.agent.repeats import Repeats
 from holdfast.agent.settings import RunSettings
 from holdfast.core.errors import EXIT_BAD_INPUT, HoldfastError, LedgerRefused
@@ -29,7 +29,7 @@ LOST_S = 2.0  # without a view that shows whether it is really gone: then it is 
 LAST_LOOKS_MAX = 40  # 10 MiB of each log
 
 
-class Reporter:
+class AgentReporter:
     def __init__(self, settings: RunSettings, directory: RunDirectory, record: RunRecord, screen: Screen) -> None:
         self.record = record
         self.tails = Tails(LogTimes(directory.logs).note)
@@ -53,8 +53,7 @@ class Reporter:
 
     def take(self, event: Mapping[str, Any]) -> None:
         try:
-            self.record.feed(event)
-            sentence = self._narrator.sentence(event)
+            sentence = self._narrator.sentence(event, news=self.record.feed(event))
         except (KeyError, TypeError, ValueError):  # not as the vocabulary says: a newer worker's, or damaged
             return
         if sentence and event["kind"] == "view":
@@ -112,7 +111,7 @@ class Reporter:
         step = finished.get("step", self.record.step)
         self.tell("run_finished", step=step, digest=finished.get("digest"), exit_code=exit_code, in_ledger=written)
 
-    def conclude(self, end: End, *, written: bool = True) -> None:
+    def conclude(self, end: RunEnd, *, written: bool = True) -> None:
         """Everything that is still to be shown, and how the run ended."""
         if end.outcome == "failed":
             for line in self.tails.drop_withheld(end.worker):
@@ -138,7 +137,7 @@ class Reporter:
             self._screen.close()
             self._explain(end)
 
-    def _explain(self, end: End) -> None:
+    def _explain(self, end: RunEnd) -> None:
         """One worker's last words stand for all. Bad input is answered by the script's own sentence alone."""
         words = last_words(self._directory.logs / f"{end.worker}.log")
         bad_input = end.exit_code == EXIT_BAD_INPUT and bool(words)

@@ -6,22 +6,21 @@ import queue
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TextIO
 
 from holdfast.agent.agent import Agent, Message, Parts
-from holdfast.agent.ending import Ending
+from holdfast.agent.ending import AgentEnding
 from holdfast.agent.finishing import FinishNote
 from holdfast.agent.history import History
 from holdfast.agent.hosts.among_hosts import AmongHosts
-from holdfast.agent.ledger_news import LedgerNews
+from holdfast.agent.ledger_news import LedgerListener
 from holdfast.agent.ledgers import AgentLedgers, StartPatience
 from holdfast.agent.policy import STOP_GRACE_S, Policy
-from holdfast.agent.report import Reporter
+from holdfast.agent.report import AgentReporter
 from holdfast.agent.settings import RunSettings, describe
 from holdfast.agent.signals import Signals
 from holdfast.agent.workers.crew import Crew
+from holdfast.agent.workers.heartbeat_watch import HeartbeatWatch, limits_of
 from holdfast.agent.workers.processes import DeathWatch, allow_open_files
-from holdfast.agent.workers.watchman import Watchman, limits_of
 from holdfast.agent.workforce import Died, Workforce
 from holdfast.checkpoint.host_memory.place import memory_directory
 from holdfast.core.words import KEY_SIZE
@@ -32,7 +31,7 @@ from holdfast.placement.proc import find_workers
 from holdfast.trust.keys import Keys, load_keys
 
 
-def run_agent(settings: RunSettings, home: Path, *, out: TextIO | None = None) -> int:
+def run_agent(settings: RunSettings, home: Path) -> int:
     """Run until the training is finished, stopped or hopeless. Returns the exit code."""
     settings.validate()
     allow_open_files(settings.workers + settings.spares)
@@ -46,7 +45,7 @@ def run_agent(settings: RunSettings, home: Path, *, out: TextIO | None = None) -
         if listen:
             own = bool(settings.ledger)  # the agent needs a port itself
             check_listen(listen, own + max(1, settings.workers + settings.spares - len(living)))
-        screen = Screen(out or sys.stdout)
+        screen = Screen(sys.stdout)
         agent = Agent(settings, _parts(settings, directory, history, screen, open_parts, listen=listen, keys=keys))
         open_parts.callback(agent.close)
         return agent.run()
@@ -66,7 +65,7 @@ def _parts(
     host, inbox = settings.host, queue.SimpleQueue[Message]()
     signals = Signals(inbox.put)
     open_parts.callback(signals.restore)
-    reporter = Reporter(settings, directory, history.record, screen)
+    reporter = AgentReporter(settings, directory, history.record, screen)
     open_parts.callback(reporter.close)
     policy = _policy(settings)
     secret = directory.secret() if keys is None else keys.secret
@@ -78,15 +77,15 @@ def _parts(
     note = FinishNote(ledger, KEY_SIZE + host, wait_s=settings.outage_s if settings.ledger else None)
     deaths = DeathWatch(ledgers.deaths, lambda process, *how: inbox.put(Died(process, *how)))
     open_parts.callback(deaths.close)
-    crew = Crew(settings, directory, socket_dir, ledger, deaths, reporter.refused, listen=listen)
+    crew = Crew(settings, directory, socket_dir, ledger, deaths, reporter.refused, listen)
     open_parts.callback(crew.close)
-    watchman = Watchman(directory.path, limits_of(settings), inbox.put, host=host)
-    open_parts.callback(watchman.close)
+    heartbeat_watch = HeartbeatWatch(directory.path, limits_of(settings), inbox.put, host=host)
+    open_parts.callback(heartbeat_watch.close)
     among = None
     if keys is not None and settings.ledger:
-        among = AmongHosts(settings, directory, ledgers, patience, keys, listen, watchman, inbox.put)
+        among = AmongHosts(settings, directory, ledgers, patience, keys, listen, heartbeat_watch, inbox.put)
         open_parts.callback(among.close)
-    workforce = Workforce(policy, crew, watchman, reporter, ledger)
+    workforce = Workforce(policy, crew, heartbeat_watch, reporter, ledger)
     return Parts(
         directory=directory,
         inbox=inbox,
@@ -96,12 +95,14 @@ def _parts(
         policy=policy,
         crew=crew,
         workforce=workforce,
-        watchman=watchman,
+        heartbeat_watch=heartbeat_watch,
         ledgers=ledgers,
-        news=LedgerNews(ledger, host, policy, workforce, watchman, reporter, note),
+        news=LedgerListener(ledger, host, policy, workforce, heartbeat_watch, reporter, note),
         among=among,
         patience=patience,
-        ending=Ending(directory, socket_dir, memory_directory(directory.path, secret), ledger, note, reporter, inbox),
+        ending=AgentEnding(
+            directory, socket_dir, memory_directory(directory.path, secret), ledger, note, reporter, inbox
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""The workers of this host: started, taken over, registered, buried. Tells the policy, the log and the watchman.
+"""The workers of this host: started, taken over, registered, buried. Tells the policy, the log and the heartbeat watch.
 
 Belongs to the agent's main thread, as the policy and the crew do.
 """
@@ -6,16 +6,16 @@ Belongs to the agent's main thread, as the policy and the crew do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.agent.history import History
 from holdfast.agent.ledgers import attempt
 from holdfast.agent.policy import Action, Policy
-from holdfast.agent.report import Reporter
+from holdfast.agent.report import AgentReporter
 from holdfast.agent.workers.crew import Adoption, Crew
+from holdfast.agent.workers.heartbeat_watch import HeartbeatWatch
 from holdfast.agent.workers.processes import WorkerProcess, fence
 from holdfast.agent.workers.standing_still import FoundHung
-from holdfast.agent.workers.watchman import Watchman
 from holdfast.core.errors import ProtocolError
 from holdfast.core.words import KEY_WORKERS, Registration, slot_of
 from holdfast.ledger.port import Ledger
@@ -33,16 +33,16 @@ class Died:
     trouble: str
 
 
+@dataclass(eq=False)
 class Workforce:
-    def __init__(self, policy: Policy, crew: Crew, watchman: Watchman, reporter: Reporter, ledger: Ledger) -> None:
-        self._policy = policy
-        self._crew = crew
-        self._watchman = watchman
-        self._reporter = reporter
-        self._ledger = ledger
-        self._registered: set[str] = set()
-        self._buried: set[str] = set()
-        self._hung: set[str] = set()  # of whom the log tells
+    _policy: Policy
+    _crew: Crew
+    _heartbeat_watch: HeartbeatWatch
+    _reporter: AgentReporter
+    _ledger: Ledger
+    _registered: set[str] = field(default_factory=set)
+    _buried: set[str] = field(default_factory=set)
+    _hung: set[str] = field(default_factory=set)  # of whom the log tells
 
     def take_over(self, adopted: Adoption, history: History, lease_s: float, now: float) -> None:
         """Go on with the workers of an earlier agent, and tell of those that have ended since."""
@@ -69,7 +69,7 @@ class Workforce:
             return
         self._policy.started(worker)
         self._follow(worker, from_end=False)
-        self._watchman.expect(worker)
+        self._heartbeat_watch.expect(worker)
         self._reporter.tell("worker_started", worker=worker, pid=self._crew.pid(worker))
 
     def ask_to_leave(self, worker: str, reason: str) -> None:
@@ -78,7 +78,7 @@ class Workforce:
 
     def kill(self, worker: str, reason: str) -> None:
         self._reporter.say(f"ending {worker}: {reason}")
-        if reason == "hung" and worker not in self._hung:  # the ledger missed it before the watchman did
+        if reason == "hung" and worker not in self._hung:  # the ledger missed it before the heartbeat watch did
             self._reporter.tell("hung", worker=worker, reason=LEASE_LOST, killed=True, stacks="")
         self._crew.kill(worker)
 
@@ -89,7 +89,7 @@ class Workforce:
 
     def bury(self, died: Died, now: float) -> None:
         worker = died.process.worker
-        if (step := self._watchman.last_step(worker)) is not None:
+        if (step := self._heartbeat_watch.last_step(worker)) is not None:
             self._policy.got_to(step)
         reason = self._policy.exited(worker, died.code, died.signal, now)
         self._crew.forget(worker)

@@ -18,7 +18,8 @@ import torch
 from holdfast.checkpoint.format.parts import tensor_names
 from holdfast.checkpoint.restoring.reading import list_checkpoints, newest_valid, read_manifest, read_snapshot
 from holdfast.checkpoint.saving.retention import Keep, abandoned, delete_checkpoint, superseded
-from holdfast.checkpoint.saving.writing import Progress, missing_parts, write_state
+from holdfast.checkpoint.saving.side_by_side import Progress
+from holdfast.checkpoint.saving.writing import missing_parts, write_state
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.checkpoint.storage.port import Storage
 from holdfast.core.errors import ConfigError, IntegrityError, NotStored

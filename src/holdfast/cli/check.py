@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from holdfast.cli.script_words import misplaced
+from holdfast.cli.script_words import script_of, tell_misplaced
 from holdfast.core.durations import parse_duration
 
 USAGE = "holdfast check [options] script.py [arguments]\n       holdfast check [options] -m module [arguments]"
@@ -28,16 +27,12 @@ def add_arguments(check: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from holdfast.script_check.conduct import Request, check_script
+    from holdfast.script_check.conduct import CheckRequest, check_script
 
-    module = options.module is not None
-    words = list(options.module if module else options.script)
-    if words and words[0] == "--":
-        del words[0]
-    for sentence in misplaced(words, options.parser, module=module):
-        print(f"holdfast: {sentence}", file=sys.stderr)
+    words, module = script_of(options)
+    tell_misplaced(words, options.parser, module=module)
     return check_script(
-        Request(
+        CheckRequest(
             words=("-m", *words) if module else tuple(words),
             steps=options.steps,
             limit_s=parse_duration("--limit", options.limit),

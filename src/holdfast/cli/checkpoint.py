@@ -40,7 +40,7 @@ def add_arguments(checkpoint: argparse.ArgumentParser, parser_class: Any) -> Non
 
     def action(name: str, help: str, command: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = actions.add_parser(name, help=help)
-        parser.add_argument("uri", metavar="URI|RUN", help="where the checkpoints are, or the run whose they are")
+        parser.add_argument("uri", metavar="URI|RUN", help="where the checkpoints are, or the name of their run")
         parser.add_argument("--dir", metavar="DIR", help="where runs are kept (default: $HOLDFAST_DIR or ~/.holdfast)")
         parser.set_defaults(command=command)
         return parser

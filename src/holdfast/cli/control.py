@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
 
 from holdfast.agent.asking import ask_to_stop, declare_gone, ledger_of
 from holdfast.agent.settings import check_workers
-from holdfast.cli.parser import nearest
+from holdfast.cli.parser import meant, nearest
 from holdfast.core.errors import ConfigError
 from holdfast.core.words import KEY_SIZE, encode_json
 from holdfast.events.telling import count
@@ -28,9 +28,7 @@ def find_run(name: str, home: str | None) -> RunDirectory:
         part = f"{name} of host {host}" if host else name
         raise ConfigError(
             f"there is no run {part} in {place}",
-            hint=f"did you mean {near}?"
-            if near and near != name
-            else "list them with `holdfast runs`, or give its --dir",
+            hint=meant("" if near == name else near, "list them with `holdfast runs`, or give its --dir"),
         )
     if len(found) > 1:
         parts = ", ".join(f"{run.name}@{run.host}" for run in found)
@@ -38,9 +36,10 @@ def find_run(name: str, home: str | None) -> RunDirectory:
     return found[0]
 
 
-def scale(name: str, home: str | None, workers: int) -> int:
+def scale(options: argparse.Namespace) -> int:
+    name, workers = options.run, options.workers
     check_workers(workers)
-    directory = find_run(name, home)
+    directory = find_run(name, options.dir)
     if directory.agent() is None:
         command = directory.read().get("command", f"holdfast run --run {name}")
         raise ConfigError(
@@ -53,11 +52,11 @@ def scale(name: str, home: str | None, workers: int) -> int:
     return 0
 
 
-def give_up(name: str, home: str | None, hosts: Sequence[str]) -> int:
-    print(declare_gone(find_run(name, home), hosts))
+def give_up(options: argparse.Namespace) -> int:
+    print(declare_gone(find_run(options.run, options.dir), options.hosts))
     return 0
 
 
-def stop(name: str, home: str | None) -> int:
-    print(ask_to_stop(find_run(name, home), "holdfast stop"))
+def stop(options: argparse.Namespace) -> int:
+    print(ask_to_stop(find_run(options.run, options.dir), "holdfast stop"))
     return 0

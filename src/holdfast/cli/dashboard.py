@@ -1,13 +1,10 @@
-"""`holdfast dashboard`, and the page that `holdfast run --dashboard` serves beside the agent."""
+"""`holdfast dashboard`: a run in the browser."""
 
 from __future__ import annotations
 
 import argparse
 import secrets
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.options.kinds import PORT_MAX
@@ -43,20 +40,3 @@ def show(options: argparse.Namespace) -> int:
 def check_port(port: int) -> None:
     if not 0 <= port <= PORT_MAX:
         raise ConfigError(f"{port} is not a port", hint=f"ports are from 1 to {PORT_MAX}; 0 is any that is free")
-
-
-@contextmanager
-def beside(home: Path, name: str, host: str, port: int | None) -> Iterator[None]:
-    """A dashboard for as long as the agent runs. A port that is taken is said before anything is started."""
-    if port is None:
-        yield
-        return
-    from holdfast.dashboard.server import Dashboard
-    from holdfast.placement.directory import RunDirectory
-
-    dashboard = Dashboard(RunDirectory(home, name, host), port)
-    print(f"holdfast | dashboard: {dashboard.url}", flush=True)
-    try:
-        yield
-    finally:
-        dashboard.close()

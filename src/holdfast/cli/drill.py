@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from holdfast.cli.run_options import add_option
-from holdfast.cli.script_words import misplaced
+from holdfast.cli.script_words import tell_misplaced
 from holdfast.core.errors import ConfigError
 from holdfast.core.options.declaring import option_of
 from holdfast.core.options.run import AgentOptions, CheckpointOptions
@@ -44,12 +43,12 @@ def add_arguments(drill: argparse.ArgumentParser) -> None:
     drill.add_argument("--hosts", type=int, metavar="N", help="in network namespaces (default: 1; --partition: 2)")
     drill.add_argument("--for", metavar="T", help="how long faults are injected (default: 60s)")
     drill.add_argument("--seed", type=int, metavar="S", help="which faults come when (default: 0)")
-    drill.add_argument("--kill-every", metavar="T", help="kill a worker about so often")
+    drill.add_argument("--kill-every", metavar="T", help="kill a worker about once in T")
     drill.add_argument("--stop", type=int, metavar="N", help="stop N workers for good")
     drill.add_argument("--slow", action="append", metavar="W:Fx", help="1:5x: worker 1 is 5 times slower")
-    drill.add_argument("--partition", metavar="T", help="cut one host off for so long")
-    drill.add_argument("--ledger-down", metavar="T", help="take the ledger away for so long")
-    drill.add_argument("--storage-down", metavar="T", help="take the checkpoints' place away for so long")
+    drill.add_argument("--partition", metavar="T", help="cut one host off for the time T")
+    drill.add_argument("--ledger-down", metavar="T", help="take the ledger away for the time T")
+    drill.add_argument("--storage-down", metavar="T", help="take the place of the checkpoints away for T")
     drill.add_argument("--disk-full", nargs="?", const=True, metavar="T", help="no room for checkpoints (default: 10s)")
     drill.add_argument("--corrupt", metavar="WHAT", help="flip a bit: of a gradient, a parameter or the optimizer")
     add_option(drill, option_of(CheckpointOptions, "every"), usual="5s")
@@ -71,8 +70,7 @@ def _drill(options: argparse.Namespace) -> int:
         return 0
     words: list[str] = options.words
     module = words[:1] == ["-m"]
-    for sentence in misplaced(words[1:] if module else words, options.parser, module=module, before="-- "):
-        print(f"holdfast: {sentence}", file=sys.stderr)
+    tell_misplaced(words[1:] if module else words, options.parser, module=module, before="-- ")
     flags = {name: getattr(options, name.replace("-", "_")) for name in option_names()}
     given = read_plan(Path(options.plan)) if options.plan else {}
     plan = parse_plan({**given, **{name: value for name, value in flags.items() if value is not None}})
@@ -86,7 +84,7 @@ def _drill(options: argparse.Namespace) -> int:
 def _conduct(options: argparse.Namespace, plan: Any) -> int:
     from holdfast.agent.settings import RunSettings
     from holdfast.checkpoint.settings import CheckpointSettings
-    from holdfast.drills.conduct import Request, conduct
+    from holdfast.drills.conduct import DrillRequest, conduct
 
     words: list[str] = options.words
     if words[:1] == [] or words == ["-m"]:
@@ -98,7 +96,7 @@ def _conduct(options: argparse.Namespace, plan: Any) -> int:
     if not 0 <= options.goodput_min <= 1:
         raise ConfigError(f"--goodput-min is {options.goodput_min:g}", hint="give a fraction from 0 to 1")
     return conduct(
-        Request(
+        DrillRequest(
             plan=plan,
             script=tuple(words),
             report=Path(options.report),

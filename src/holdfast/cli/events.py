@@ -7,12 +7,12 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from typing import Any
 
 from holdfast.cli.control import find_run
 from holdfast.cli.following import while_it_lives
-from holdfast.cli.parser import nearest
+from holdfast.cli.parser import meant, nearest
+from holdfast.cli.tables import clock_words
 from holdfast.core.durations import parse_duration
 from holdfast.core.errors import ConfigError
 from holdfast.core.events import KINDS
@@ -51,8 +51,7 @@ def parse_kinds(text: str) -> frozenset[str]:
     kinds = frozenset(part.strip() for part in text.split(",") if part.strip())
     unknown = sorted(kinds - KINDS.keys())
     if unknown:
-        near = nearest(unknown[0], KINDS)
-        hint = f"did you mean {near}?" if near else f"one of {', '.join(sorted(KINDS))}"
+        hint = meant(nearest(unknown[0], KINDS), f"one of {', '.join(sorted(KINDS))}")
         raise ConfigError(f"there are no events of kind {unknown[0]!r:.80}", hint=hint)
     return kinds
 
@@ -68,10 +67,7 @@ def _as_json(event: Mapping[str, Any]) -> str:
 
 
 def _as_line(event: Mapping[str, Any]) -> str:
-    try:
-        when = datetime.fromtimestamp(event["t"]).isoformat(sep=" ", timespec="milliseconds")
-    except (OverflowError, OSError, ValueError):
-        when = "at no time known"
+    when = clock_words(event["t"], "%Y-%m-%d %H:%M:%S.%f", "at no time known")[:23]
     return f"{when}  {event['who']!s:<7} {sentence(event)}"
 
 

@@ -10,11 +10,11 @@ from holdfast.agent.output.log_files import LogFile, by_time, log_files
 from holdfast.cli.control import find_run
 from holdfast.cli.following import while_it_lives
 from holdfast.core.errors import ConfigError
+from holdfast.events.telling import names
 from holdfast.placement.directory import RunDirectory
 
 TAIL_MAX = 1_000_000
 IMPORTS = "imports"  # what packages said before there were workers
-NAMED_MAX = 12  # workers in a hint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,11 +62,8 @@ def _chosen(directory: RunDirectory, worker: str) -> list[LogFile]:
     logs = log_files(directory.logs)
     chosen = [log for log in logs if not worker or is_of(log.name, worker)]
     if worker and not chosen:
-        names = [log.name for log in logs if log.name != IMPORTS]
-        listed = ", ".join(names[:NAMED_MAX]) + (
-            f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-        )
-        hint = f"there are {listed}" if names else "no worker was started yet"
+        found = [log.name for log in logs if log.name != IMPORTS]
+        hint = f"there are {names(found)}" if found else "no worker was started yet"
         if worker == "agent":
             hint = f"what the agent says is in `holdfast events {directory.name}`"
         raise ConfigError(f"run {directory.name} has no output of a worker {worker!r:.80}", hint=hint)

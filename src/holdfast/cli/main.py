@@ -12,13 +12,16 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from importlib import metadata
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.cli.check import add_arguments as add_check_arguments
 from holdfast.cli.checkpoint import add_arguments as add_checkpoint_arguments
-from holdfast.cli.dashboard import add_dashboard_arguments, beside
+from holdfast.cli.dashboard import add_dashboard_arguments
 from holdfast.cli.drill import add_arguments as add_drill_arguments
 from holdfast.cli.drill import split as split_drill
 from holdfast.cli.entering import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, drop_output
@@ -30,10 +33,17 @@ from holdfast.cli.parser import Parser
 from holdfast.cli.remove import add_arguments as add_remove_arguments
 from holdfast.cli.run_options import add_option, add_run_options, given_words
 from holdfast.cli.runs import add_arguments as add_runs_arguments
-from holdfast.cli.script_words import check_workers_given, misplaced
+from holdfast.cli.script_words import check_workers_given, script_of, tell_misplaced
 from holdfast.cli.top import add_arguments as add_top_arguments
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError
 from holdfast.core.options.run import DIRECTORY
+
+if TYPE_CHECKING:
+    from holdfast.agent.settings import RunSettings
+    from holdfast.dashboard.metrics_server import MetricsServer
+    from holdfast.dashboard.server import Dashboard
+    from holdfast.observe.tensorboard import Curves
+    from holdfast.placement.directory import RunDirectory
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -77,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
     status = _with_run(commands.add_parser("status", help="how a run is doing"))
     status.add_argument("--json", action="store_true", help="for programs")
-    status.set_defaults(command=_status)
+    status.set_defaults(command=_lazily("status.show_status"))
 
     add_events_arguments(_with_run(commands.add_parser("events", help="what happened in a run, in order")))
     add_logs_arguments(_with_run(commands.add_parser("logs", help="what the workers of a run printed")))
@@ -86,14 +96,14 @@ def _parser() -> argparse.ArgumentParser:
 
     scale = _with_run(commands.add_parser("scale", help="change the number of workers of a run"))
     scale.add_argument("workers", type=int, metavar="N")
-    scale.set_defaults(command=_scale)
+    scale.set_defaults(command=_lazily("control.scale"))
 
     stop = _with_run(commands.add_parser("stop", help="finish the step and leave in order"))
-    stop.set_defaults(command=_stop)
+    stop.set_defaults(command=_lazily("control.stop"))
 
     give_up = _with_run(commands.add_parser("give-up", help="wait no more for hosts that are gone for good"))
     give_up.add_argument("hosts", nargs="+", metavar="HOST")
-    give_up.set_defaults(command=_give_up)
+    give_up.set_defaults(command=_lazily("control.give_up"))
 
     runs = commands.add_parser("runs", help="list the runs of this host: state, dates, size")
     _add_directory(runs)
@@ -111,15 +121,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _lazily(where: str) -> Callable[[argparse.Namespace], int]:
+    """A command by its module and function, imported when it is called: the others start without it."""
+    module, _, name = where.partition(".")
+    return lambda options: int(getattr(import_module(f"holdfast.cli.{module}"), name)(options))
+
+
 def _add_keys(keys: argparse.ArgumentParser) -> None:
     actions = keys.add_subparsers(metavar="ACTION", required=True, parser_class=Parser)
     for name, help, command in (
-        ("create", "make a new set in DIR", _keys_create),
-        ("show", "check the set in DIR; print its fingerprint and expiry", _keys_show),
+        ("create", "make a new set in DIR", "keys.create"),
+        ("show", "check the set in DIR; print its fingerprint and expiry", "keys.show"),
     ):
         action = actions.add_parser(name, help=help)
         action.add_argument("directory", metavar="DIR")
-        action.set_defaults(command=command)
+        action.set_defaults(command=_lazily(command))
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
@@ -157,20 +173,13 @@ def _run(options: argparse.Namespace) -> int:
     from holdfast.agent.starting import run_agent
     from holdfast.checkpoint.settings import CheckpointSettings
     from holdfast.core.options.declaring import parse_options
-    from holdfast.core.options.kinds import split_address
-    from holdfast.dashboard.metrics_server import metrics_beside
-    from holdfast.observe.tensorboard import curves_beside
     from holdfast.placement.directory import RunDirectory, fresh_name, home_directory
 
-    module = options.module is not None
-    words = list(options.module if module else options.script)
-    if words and words[0] == "--":
-        del words[0]
+    words, module = script_of(options)
     if not words:
         raise ConfigError("there is nothing to run", hint="name a script: holdfast run --workers 2 train.py")
     check_workers_given(options.workers, words, options.parser)
-    for sentence in misplaced(words, options.parser, module=module):
-        print(f"holdfast: {sentence}", file=sys.stderr)
+    tell_misplaced(words, options.parser, module=module)
     if options.ledger and options.run is None:
         raise ConfigError(
             "a run on several hosts needs a name that all of them give", hint="add --run NAME, the same on every host"
@@ -188,44 +197,28 @@ def _run(options: argparse.Namespace) -> int:
     if options.run is None:
         settings = replace(settings, name=fresh_name(home, settings.script, now=time.time()))
     directory = RunDirectory(home, settings.name, settings.host)
-    curves = curves_beside(directory.events, settings.tensorboard or None)
-    numbers_at = split_address(settings.metrics, "--metrics") if settings.metrics else None
-    page = beside(home, settings.name, settings.host, settings.dashboard)
-    with curves, metrics_beside(directory, numbers_at), page:
+    with ExitStack() as beside:
+        for part in _shown_beside(settings, directory):
+            beside.callback(part.close)
         return run_agent(settings, home)
 
 
-def _keys_create(options: argparse.Namespace) -> int:
-    from holdfast.cli.keys import create
+def _shown_beside(settings: RunSettings, directory: RunDirectory) -> Iterator[Curves | MetricsServer | Dashboard]:
+    """What shows the run for as long as its agent runs. A port that is taken is said before anything is started."""
+    if settings.tensorboard:
+        from holdfast.observe.tensorboard import Curves
 
-    return create(options.directory)
+        yield Curves(directory.events, Path(settings.tensorboard).expanduser())
+    if settings.metrics:
+        from holdfast.core.options.kinds import split_address
+        from holdfast.dashboard.metrics_server import MetricsServer
 
+        server = MetricsServer(directory, *split_address(settings.metrics, "--metrics"))
+        print(f"holdfast | metrics: {server.url}", flush=True)
+        yield server
+    if settings.dashboard is not None:
+        from holdfast.dashboard.server import Dashboard
 
-def _keys_show(options: argparse.Namespace) -> int:
-    from holdfast.cli.keys import show
-
-    return show(options.directory)
-
-
-def _status(options: argparse.Namespace) -> int:
-    from holdfast.cli.status import show_status
-
-    return show_status(options.run, options.dir, as_json=options.json)
-
-
-def _scale(options: argparse.Namespace) -> int:
-    from holdfast.cli.control import scale
-
-    return scale(options.run, options.dir, options.workers)
-
-
-def _give_up(options: argparse.Namespace) -> int:
-    from holdfast.cli.control import give_up
-
-    return give_up(options.run, options.dir, options.hosts)
-
-
-def _stop(options: argparse.Namespace) -> int:
-    from holdfast.cli.control import stop
-
-    return stop(options.run, options.dir)
+        page = Dashboard(directory, settings.dashboard)
+        print(f"holdfast | dashboard: {page.url}", flush=True)
+        yield page

@@ -92,7 +92,7 @@ class Parser(argparse.ArgumentParser):
         if isinstance(action, argparse._SubParsersAction):
             raise self._no_command(str(value), choices)
         what = f"{'/'.join(action.option_strings)} is {_short(repr(value))}"
-        raise ConfigError(what, hint=_meant(nearest(str(value), choices), f"one of {', '.join(choices)}"))
+        raise ConfigError(what, hint=meant(nearest(str(value), choices), f"one of {', '.join(choices)}"))
 
     def _no_command(self, value: str, choices: Sequence[str]) -> ConfigError:
         what = f"there is no command {self.prog} {_short(value)}"
@@ -102,7 +102,7 @@ class Parser(argparse.ArgumentParser):
             return ConfigError(what, hint=f"see `{self.prog} --help`")
         other = next((word for word in OTHER_WORDS.get(value, ()) if word in choices), "")
         found = other or nearest(value, choices)
-        return ConfigError(what, hint=_meant(found, f"one of {', '.join(choices)}"))
+        return ConfigError(what, hint=meant(found, f"one of {', '.join(choices)}"))
 
     def _checked(self, words: Sequence[str]) -> list[str]:
         """The same words, each option known. What is somebody else's, a command's or a script's, is not looked at.
@@ -148,7 +148,7 @@ class Parser(argparse.ArgumentParser):
         return options + left
 
     def _unknown(self, name: str) -> ConfigError:
-        hint = _meant(self.nearest_option(name), f"see `{self.prog} --help`")
+        hint = meant(self.nearest_option(name), f"see `{self.prog} --help`")
         for action in self._get_positional_actions():
             if isinstance(action, argparse._SubParsersAction):
                 having = [word for word, child in action.choices.items() if name in child._option_string_actions]
@@ -167,7 +167,7 @@ def nearest(word: str, known: Iterable[str], like: float = LIKE) -> str:
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=like)), "")
 
 
-def _meant(found: str, otherwise: str) -> str:
+def meant(found: str, otherwise: str) -> str:
     return f"did you mean {found}?" if found else otherwise
 
 

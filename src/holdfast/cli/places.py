@@ -9,7 +9,7 @@ from holdfast.checkpoint.settings import NOWHERE
 from holdfast.checkpoint.storage.opening import check_there, scheme_of
 from holdfast.checkpoint.storage.spelling import check_spelling
 from holdfast.cli.control import find_run
-from holdfast.cli.parser import nearest
+from holdfast.cli.parser import meant, nearest
 from holdfast.core.errors import ConfigError
 from holdfast.observe.reading import read_record
 from holdfast.placement.directory import RunDirectory, home_directory, runs_directory, runs_in
@@ -29,7 +29,7 @@ def place_of(word: str, home: str | None, *, may_be_new: bool = False) -> str:
             near = nearest(word, {found.name for found in runs_in(home_directory(home))})
             raise ConfigError(
                 f"there is neither a run {word} in {home_directory(home)} nor a directory {word} here",
-                hint=f"did you mean {near}?" if near else "list the runs with `holdfast runs`, or give its --dir",
+                hint=meant(near, "list the runs with `holdfast runs`, or give its --dir"),
             )
     elif word:
         check_spelling(word)

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "unless --checkpoints is given."
     )
     parser.add_argument("runs", nargs="*", metavar="RUN", help="their names")
-    parser.add_argument("--older-than", metavar="T", help="those that have not changed for so long (7d), or all such")
+    parser.add_argument("--older-than", metavar="T", help="only runs that have not changed for the time T, such as 7d")
     parser.add_argument("--checkpoints", action="store_true", help="delete their checkpoints too, wherever they are")
     parser.add_argument("--yes", action="store_true", help="do not ask before checkpoints are deleted")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")

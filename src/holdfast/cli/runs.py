@@ -7,12 +7,11 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.host_memory.place import memory_of
-from holdfast.cli.tables import age_words, aligned, size_words
+from holdfast.cli.tables import age_words, aligned, clock_words, size_words
 from holdfast.core.errors import ConfigError
 from holdfast.observe.reading import read_record
 from holdfast.observe.summary import run_state
@@ -95,14 +94,6 @@ def _table(rows: Iterable[dict[str, Any]], *, now: float) -> list[str]:
         steps = f"{row['step']}/{row['steps']}" if row["steps"] else str(row["step"])
         changed = "-" if row["changed_s"] is None else f"{age_words(now - row['changed_s'])} ago"
         memory = f" + {size_words(row['memory_bytes'])} in memory" if row["memory_bytes"] else ""
-        lines.append((name, row["state"], steps, _date(row["started_s"]), changed, size_words(row["bytes"]) + memory))
+        started = clock_words(row["started_s"], "%Y-%m-%d %H:%M", "-")
+        lines.append((name, row["state"], steps, started, changed, size_words(row["bytes"]) + memory))
     return aligned(lines, right=0)
-
-
-def _date(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    try:
-        return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
-    except (OverflowError, OSError, ValueError):
-        return "-"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.events.telling import bytes_words, count
+from holdfast.cli.tables import clock_words, size_words
+from holdfast.events.telling import count, one_line
 from holdfast.observe.summary import duration_words
 
 HEADER_LINES = 4  # with the empty one below
@@ -88,7 +88,7 @@ def _header(picture: Mapping[str, Any]) -> list[Text]:
         third.append(f"paused: {header['waiting']}")
     lines = [" · ".join(parts) for parts in (first, second, third)]
     return [
-        Text(_plain(line), style="bold" if not number else "", overflow="ellipsis", no_wrap=True)
+        Text(one_line(line), style="bold" if not number else "", overflow="ellipsis", no_wrap=True)
         for number, line in enumerate(lines)
     ]
 
@@ -118,14 +118,14 @@ def _table(crew: list[Any], facts: Mapping[str, Any]) -> Table:
         level = seen.get("level", "")
         phi = f" {seen['phi']:.1f}" if seen.get("phi") else ""
         table.add_row(
-            _plain(str(one["worker"] or one["lane"])),
+            one_line(str(one["worker"] or one["lane"])),
             Text(one["state"], style=COLOURS.get(one["state"], "")),
             str(seen.get("step", "")),
             Text(f"{level}{phi}", style=LEVELS.get(level, "")),
             "" if one["pace_s"] is None else f"{one['pace_s'] * 1000:,.0f} ms",
             "" if one["shards"] is None else str(one["shards"]),
-            bytes_words(seen["rss"]) if seen.get("rss") else "",
-            Text(_plain(str(seen.get("reason") or seen.get("activity", ""))), style="dim"),
+            size_words(seen["rss"]) if seen.get("rss") else "",
+            Text(one_line(str(seen.get("reason") or seen.get("activity", ""))), style="dim"),
         )
     return table
 
@@ -135,21 +135,10 @@ def _events(events: list[Any], most: int) -> list[Text]:
     lines = []
     for event in reversed([event for event in events if event["kind"] not in ("progress", "rebalanced")][:most]):
         reason = f" ({event['reason']})" if event.get("reason") else ""
-        text = Text(f"{_clock(event['t'])} ", style="dim", overflow="ellipsis", no_wrap=True)
+        when = clock_words(event["t"], "%H:%M:%S", "--:--:--")
+        text = Text(f"{when} ", style="dim", overflow="ellipsis", no_wrap=True)
         text.append(
-            _plain(f"{event['who']} {event['text']}{reason}"), "yellow" if event["kind"] in _LOUD else "not dim"
+            one_line(f"{event['who']} {event['text']}{reason}"), "yellow" if event["kind"] in _LOUD else "not dim"
         )
         lines.append(text)
     return lines
-
-
-def _clock(t: float) -> str:
-    try:
-        return datetime.fromtimestamp(t).strftime("%H:%M:%S")
-    except (OverflowError, OSError, ValueError):
-        return "--:--:--"
-
-
-def _plain(text: str) -> str:
-    """Whatever a script has raised: on one line, and no command to the terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +13,20 @@ from holdfast.core.errors import ConfigError
 
 LIKE = 0.85  # of the letters in common: nearer than a typo before the script, for the script has options of its own
 SOURCE_BYTES_MAX = 4 * 1024 * 1024
+
+
+def script_of(options: argparse.Namespace) -> tuple[list[str], bool]:
+    """The script, or the module, and its arguments; and whether it is a module."""
+    module = options.module is not None
+    words = list(options.module if module else options.script)
+    if words and words[0] == "--":
+        del words[0]
+    return words, module
+
+
+def tell_misplaced(words: Sequence[str], parser: Parser, *, module: bool, before: str = "") -> None:
+    for sentence in misplaced(words, parser, module=module, before=before):
+        print(f"holdfast: {sentence}", file=sys.stderr)
 
 
 def check_workers_given(workers: str | None, words: Sequence[str], parser: Parser) -> None:
@@ -43,7 +59,7 @@ def misplaced(words: Sequence[str], parser: Parser, *, module: bool, before: str
         right = f"{meant} {value}" if value else meant
         said.append(
             f"{option} comes after {words[0]}, so {words[0]} gets it; "
-            f"if holdfast should: {parser.prog} … {right} {before}{'-m ' if module else ''}{words[0]} …"
+            f"if it is meant for holdfast: {parser.prog} … {right} {before}{'-m ' if module else ''}{words[0]} …"
         )
     return said
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from holdfast.agent.asking import ledger_of
 from holdfast.agent.hosts.host_table import host_line, read_table
 from holdfast.agent.hosts.presence import other_hosts
-from holdfast.agent.workers.watchman import described_limits, levels
+from holdfast.agent.workers.heartbeat_watch import described_limits, levels
 from holdfast.cli.control import find_run
 from holdfast.core.errors import LedgerError, ProtocolError
 from holdfast.core.words import KEY_LIARS, KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_whole
@@ -22,9 +23,9 @@ from holdfast.placement.directory import RunDirectory
 from holdfast.placement.proc import find_workers, process_state
 
 
-def show_status(name: str, home: str | None, *, as_json: bool) -> int:
-    status = gather(find_run(name, home))
-    if as_json:
+def show_status(options: argparse.Namespace) -> int:
+    status = gather(find_run(options.run, options.dir))
+    if options.json:
         print(json.dumps(status, indent=1))
     else:
         print("\n".join(_lines(status)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: int) -> list[str]:
@@ -16,6 +17,14 @@ def aligned(rows: Sequence[Sequence[str]], *, right: int) -> list[str]:
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def clock_words(t: float | None, form: str, otherwise: str) -> str:
+    """The time of day or the date; `otherwise` where it is none that a calendar has."""
+    try:
+        return otherwise if t is None else datetime.fromtimestamp(t).strftime(form)
+    except (OverflowError, OSError, ValueError):
+        return otherwise
 
 
 def size_words(nbytes: float) -> str:

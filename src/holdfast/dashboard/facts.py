@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent.workers.watchman import described_limits, find_pages, level_of
+from holdfast.agent.workers.heartbeat_watch import described_limits, find_pages, level_of
 from holdfast.detection.pages import FOLDER, Page
 from holdfast.detection.progress import Limits
 from holdfast.placement.directory import RunDirectory

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from holdfast.agent.workers.watchman import described_limits, levels
+from holdfast.agent.workers.heartbeat_watch import described_limits, levels
 from holdfast.core.errors import ConfigError
 from holdfast.events import EventReader
-from holdfast.net.small_server import LOCAL_NAME, SmallServer
+from holdfast.net.small_server import LOCAL_NAME, QuietHandler, SmallServer
 from holdfast.observe.fold import RunRecord
 from holdfast.observe.prometheus import CONTENT_TYPE, render
 from holdfast.placement.directory import RunDirectory
@@ -51,20 +48,6 @@ def seen_here(directory: RunDirectory) -> tuple[set[str], dict[str, tuple[int, f
     return {found.worker for found in find_workers(directory.path)}, suspicion
 
 
-@contextmanager
-def metrics_beside(directory: RunDirectory, address: tuple[str, int] | None) -> Iterator[None]:
-    """Serve the numbers for as long as the agent runs. A port that is taken is said before anything is started."""
-    if address is None:
-        yield
-        return
-    server = MetricsServer(directory, *address)
-    print(f"holdfast | metrics: {server.url}", flush=True)
-    try:
-        yield
-    finally:
-        server.close()
-
-
 class MetricsServer(SmallServer):
     """Answers GET /metrics until it is closed."""
 
@@ -88,10 +71,8 @@ class MetricsServer(SmallServer):
         return f"http://{host}:{self.server_port}/metrics"
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: MetricsServer
-    server_version = "holdfast"
-    sys_version = ""
     timeout: ClassVar[float] = IDLE_S
 
     def do_GET(self) -> None:
@@ -112,6 +93,3 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nobody reads it."""

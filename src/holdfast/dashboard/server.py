@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -24,7 +23,7 @@ from urllib.parse import urlsplit
 from holdfast.agent.asking import ask_to_save, ask_to_stop, drain
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.dashboard.keeper import RecordKeeper, encode
-from holdfast.net.small_server import IDLE_S, LOCAL_NAME, SmallServer
+from holdfast.net.small_server import IDLE_S, LOCAL_NAME, QuietHandler, SmallServer
 from holdfast.observe.prometheus import CONTENT_TYPE
 from holdfast.placement.directory import RunDirectory
 
@@ -93,11 +92,9 @@ class Dashboard(SmallServer):
         super().close()
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     server: Dashboard
     protocol_version = "HTTP/1.1"
-    server_version = "holdfast"
-    sys_version = ""
     timeout = IDLE_S
 
     # -- requests ------------------------------------------------------------------------------------------
@@ -271,9 +268,6 @@ class Handler(BaseHTTPRequestHandler):
             return
         status = HTTPStatus(code) if 400 <= code < 500 else HTTPStatus.BAD_REQUEST
         self._refuse(status, "that is no request that can be answered")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal belongs to the run."""
 
     def handle(self) -> None:
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from holdfast.core.waits import Wait, WaitKind
-from holdfast.detection.phi import History
+from holdfast.detection.phi import IntervalHistory
 
 _HISTORY = "qddd"
 _TEXT_BYTES = 320  # of what it waits for
@@ -63,8 +63,8 @@ class Beat:
     moved_at: float = 0.0  # when the thread that trains was last seen to get on
     thread: int = 0  # its identity, as stacks name it
     cost_s: float = 0.0  # processor time of all beats so far
-    pace: History = field(default_factory=History)  # of the beats themselves
-    usual: History = field(default_factory=History)  # of this activity, earlier
+    pace: IntervalHistory = field(default_factory=IntervalHistory)  # of the beats themselves
+    usual: IntervalHistory = field(default_factory=IntervalHistory)  # of this activity, earlier
     wait: Wait | None = None  # what it waits for; None: it does not, or cannot say
 
     @property
@@ -105,7 +105,7 @@ class Beat:
         if _CHECKSUM.unpack(data[_RECORD.size : RECORD_BYTES])[0] != zlib.crc32(record):
             return None
         mark, number, at, step, activity, entered, since, moved_at, thread, cost_s, *rest = _RECORD.unpack(record)
-        pace, usual = History(*rest[:4]), History(*rest[4:8])
+        pace, usual = IntervalHistory(*rest[:4]), IntervalHistory(*rest[4:8])
         kind, place, waits_since, text = rest[8:]
         times = (at, since, moved_at, cost_s, waits_since, *_fields(pace)[1:], *_fields(usual)[1:])
         if mark != _MARK or not all(map(math.isfinite, times)) or activity not in _WORDS:
@@ -146,5 +146,5 @@ def _wait(kind: int, place: int, since: float, text: bytes) -> Wait | None:
     return Wait(WaitKind(kind), why, tuple(filter(None, names.split(","))), since, place)
 
 
-def _fields(history: History) -> tuple[int, float, float, float]:
+def _fields(history: IntervalHistory) -> tuple[int, float, float, float]:
     return history.count, history.mean_s, history.deviation_s, history.longest_s

@@ -30,7 +30,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Decision:
+class GivingUpDecision:
     give_up: bool
     reason: str
 
@@ -39,20 +39,22 @@ class Decision:
 class GivingUp:
     _given_up: dict[str, float] = field(default_factory=dict)  # host -> when
 
-    def decide(self, case: Case, now: float) -> Decision:
+    def decide(self, case: Case, now: float) -> GivingUpDecision:
         recent = {host: when for host, when in self._given_up.items() if now - when < REST_S}
         self._given_up = recent
         if case.host in recent:
-            return Decision(False, f"it was given up {now - recent[case.host]:.0f} s ago")
+            return GivingUpDecision(False, f"it was given up {now - recent[case.host]:.0f} s ago")
         if len(recent) >= ALL_MAX:
-            return Decision(False, f"{len(recent)} hosts were given up in the last {REST_S:.0f} s")
+            return GivingUpDecision(False, f"{len(recent)} hosts were given up in the last {REST_S:.0f} s")
         if case.reachable:
-            return Decision(False, "its agent does not beat, but something there answers")
+            return GivingUpDecision(False, "its agent does not beat, but something there answers")
         if not case.tried:
-            return Decision(False, "nobody has tried yet whether something there answers")
+            return GivingUpDecision(False, "nobody has tried yet whether something there answers")
         if not case.confirmed_by:
-            return Decision(False, "no second host finds it silent")
+            return GivingUpDecision(False, "no second host finds it silent")
         if case.held_up_s < HELD_UP_S:
-            return Decision(False, "training gets on")
+            return GivingUpDecision(False, "training gets on")
         self._given_up[case.host] = now
-        return Decision(True, f"{case.confirmed_by} finds it silent too, nothing there answers, and training waits")
+        return GivingUpDecision(
+            True, f"{case.confirmed_by} finds it silent too, nothing there answers, and training waits"
+        )

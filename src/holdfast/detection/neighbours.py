@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from holdfast.detection.agent_beat import AGE_S_MAX, OPINIONS_MAX, PASSED_ON_MAX, AgentBeat, CrewHealth, Opinion, Told
 from holdfast.detection.phi import Intervals, phi
 from holdfast.detection.progress import BEAT_DEVIATION_S, PHI_HUNG
 from holdfast.detection.ring import BEAT_S, predecessors, successors
-from holdfast.detection.tidings import AGE_S_MAX, OPINIONS_MAX, PASSED_ON_MAX, Crew, Opinion, Tidings, Told
 
 GAP_S_MAX = 0.5  # of our own: a longer one is an absence
 LATE_S = 3 * BEAT_S / 2
@@ -60,7 +60,7 @@ class Row:
     by: str
     phi: float
     age_s: float  # of the last word of its own
-    crew: Crew
+    crew: CrewHealth
 
 
 class Neighbours:
@@ -71,7 +71,7 @@ class Neighbours:
         self.watched: tuple[str, ...] = ()  # who beats to us
         self._hosts: tuple[str, ...] = ()
         self._heard: dict[str, _Heard] = {}
-        self._told: dict[str, tuple[float, Crew]] = {}  # host -> when it said so, by our clock
+        self._told: dict[str, tuple[float, CrewHealth]] = {}  # host -> when it said so, by our clock
         self._opinions: dict[str, tuple[float, tuple[Opinion, ...]]] = {}  # of whom we hear, and when
         self._turn = 0
         self._looked_at: float | None = None
@@ -86,24 +86,24 @@ class Neighbours:
 
     # ---- hearing
 
-    def take(self, tidings: Tidings, now: float) -> list[HostBack]:
+    def take(self, beat: AgentBeat, now: float) -> list[HostBack]:
         """A beat came. From whom does not belong before us in the ring, nothing is learnt of it by its beats."""
-        self._learn(tidings.host, now, tidings.crew)
-        for one in tidings.told:
+        self._learn(beat.host, now, beat.crew)
+        for one in beat.told:
             self._learn(one.host, now - one.age_s, one.crew)
-        known = self._heard.get(tidings.host)
+        known = self._heard.get(beat.host)
         if known is None:
             return []
         if known.beats:
             known.intervals.add(known.silent_s)
         silent_s, known.silent_s = known.silent_s, 0.0
         known.beats += 1
-        known.leaving = tidings.leaving
-        self._opinions[tidings.host] = (now, tidings.opinions)
+        known.leaving = beat.leaving
+        self._opinions[beat.host] = (now, beat.opinions)
         was, known.told_silent = known.told_silent, False
-        return [HostBack(tidings.host, round(silent_s, 2))] if was else []
+        return [HostBack(beat.host, round(silent_s, 2))] if was else []
 
-    def _learn(self, host: str, when: float, crew: Crew) -> None:
+    def _learn(self, host: str, when: float, crew: CrewHealth) -> None:
         if host != self.me and host in self._hosts and when > self._told.get(host, (float("-inf"), crew))[0]:
             self._told[host] = (when, crew)
 
@@ -160,9 +160,9 @@ class Neighbours:
 
     # ---- telling
 
-    def tidings(self, crew: Crew, now: float, *, out_of_reach: Collection[str], leaving: bool = False) -> Tidings:
+    def beat(self, crew: CrewHealth, now: float, *, out_of_reach: Collection[str], leaving: bool = False) -> AgentBeat:
         """The next beat. `out_of_reach`: hosts that were tried, and nothing there answered."""
-        return Tidings(
+        return AgentBeat(
             host=self.me,
             crew=crew,
             opinions=tuple(
@@ -192,7 +192,7 @@ class Neighbours:
         for host in self._hosts:
             if host == self.me:
                 continue
-            when, crew = self._told.get(host, (now, Crew()))
+            when, crew = self._told.get(host, (now, CrewHealth()))
             level, by, value = self.level(host), self.me, self.phi(host)
             if host not in self._heard:
                 by, value = host, 0.0

@@ -17,7 +17,7 @@ PHI_MAX = 1e6
 
 
 @dataclass(frozen=True)
-class History:
+class IntervalHistory:
     """What is known of one kind of interval: how many, how long, give or take, and the longest of them."""
 
     count: int = 0
@@ -46,16 +46,16 @@ class Intervals:
         self._sum += interval_s
         self._squares += interval_s * interval_s
 
-    def history(self) -> History:
+    def history(self) -> IntervalHistory:
         size = len(self._kept)
         if not size:
-            return History()
+            return IntervalHistory()
         mean_s = max(0.0, self._sum / size)
         variance = max(0.0, self._squares / size - mean_s * mean_s)  # rounding may take it below
-        return History(self._count, mean_s, math.sqrt(variance), max(self._kept))
+        return IntervalHistory(self._count, mean_s, math.sqrt(variance), max(self._kept))
 
 
-def phi(silence_s: float, history: History, *, deviation_s_min: float) -> float:
+def phi(silence_s: float, history: IntervalHistory, *, deviation_s_min: float) -> float:
     """How suspicious a silence is. Without a history nothing is."""
     if not history.count:
         return 0.0

@@ -12,7 +12,7 @@ from holdfast.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Entry:
+class FaultEntry:
     flag: str
     meaning: str
     why_not: Callable[[], str] = lambda: ""  # why it cannot be had here; empty: it can
@@ -38,39 +38,41 @@ def no_mounts() -> str:
     return "" if shutil.which("mount") else "mount is not installed"
 
 
-FAULTS: dict[str, Entry] = {
-    "kill": Entry("--kill-every 10s", "SIGKILL to a worker, about once in each such time. A new one takes its place."),
-    "stop": Entry(
+FAULTS: dict[str, FaultEntry] = {
+    "kill": FaultEntry(
+        "--kill-every 10s", "SIGKILL to a worker, about once in each such time. A new one takes its place."
+    ),
+    "stop": FaultEntry(
         "--stop N",
         "SIGSTOP to N workers, one after another, for good: they live and do nothing, until the others go on without "
         "them and the agent ends them.",
     ),
-    "slow": Entry(
+    "slow": FaultEntry(
         "--slow 1:5x",
         "Worker 1 gets a fifth of its time, by SIGSTOP and SIGCONT ten times a second, for the whole drill. May be "
         "given several times.",
     ),
-    "partition": Entry(
+    "partition": FaultEntry(
         "--partition 5s",
         "The run is on two hosts (--hosts N: more), network namespaces with an etcd in others, and one of them is cut "
         "off from everything for 5 s. Needs root, ip, nft and etcd.",
         no_hosts,
     ),
-    "ledger-down": Entry(
+    "ledger-down": FaultEntry(
         "--ledger-down 20s",
         "The ledger is away for 20 s. On one host it lives in the agent: that is killed, and started again. On "
         "several, all members of etcd are killed.",
     ),
-    "storage-down": Entry(
+    "storage-down": FaultEntry(
         "--storage-down 30s",
         "The place of the checkpoints is away for 30 s, as if it were unmounted: a plain file is in its stead.",
     ),
-    "disk-full": Entry(
+    "disk-full": FaultEntry(
         "--disk-full 10s",
         "The file system of the checkpoints has no room for 10 s. It is a tmpfs, which needs root.",
         no_mounts,
     ),
-    "corrupt": Entry(
+    "corrupt": FaultEntry(
         "--corrupt gradient",
         "One bit flips in one worker's memory: in a gradient, a parameter or the optimizer's state. This one is done "
         "by the drill's starter inside the worker: from outside nobody finds a gradient in time. Gradients are audited "

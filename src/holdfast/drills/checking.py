@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from holdfast.drills.schedule import Done
+from holdfast.drills.schedule import DoneFault
 from holdfast.drills.suspicion import sentence, who_came_before
-from holdfast.drills.trace import Entry, Trace
+from holdfast.drills.trace import Trace, TraceEntry
 
 Counted = tuple[tuple[str, tuple[int, ...]], ...]  # of each member, the shards that were added up
 SAMPLES_MAX = 5_000_000  # counted one by one; of more, the shards are
@@ -53,10 +53,10 @@ class Outcome:
         """When it last went back to a checkpoint; 0 if it never did."""
         return max((float(event["t"]) for kind in ("rewound", "resumed") for event in self.of_kind(kind)), default=0.0)
 
-    def history(self) -> dict[int, Entry]:
+    def history(self) -> dict[int, TraceEntry]:
         """What became of each step: of a run that went back, what came after; never the word of one that was wrong."""
         since, liars = self.went_back_at, self.liars
-        found: dict[int, Entry] = {}
+        found: dict[int, TraceEntry] = {}
         for entry in sorted(self.trace.entries, key=lambda entry: (entry.at <= since, entry.at)):
             if entry.worker not in liars:
                 found.setdefault(entry.step, entry)
@@ -64,7 +64,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PromiseVerdict:
     promise: str
     held: bool | None  # None: it could not be judged
     text: str
@@ -92,16 +92,16 @@ class Difference:
 def check(
     quiet: Outcome,
     faulty: Outcome,
-    done: Sequence[Done],
+    done: Sequence[DoneFault],
     indices: Callable[[int, int], list[int]] | None,
     lines: Sequence[str] = (),
-) -> list[Verdict]:
+) -> list[PromiseVerdict]:
     """`indices`: the samples of (step, shard), by the plan that the traces name; None: that is not looked at.
 
     `lines`: of the script, that change what may not travel with a snapshot.
     """
     if faulty.exit_code is None:
-        return [Verdict("training went on", None, "the drill was interrupted; nothing is judged")]
+        return [PromiseVerdict("training went on", None, "the drill was interrupted; nothing is judged")]
     verdicts = [
         _finished(faulty),
         _exact(quiet, faulty, done, lines),
@@ -112,12 +112,14 @@ def check(
     verdicts += _validation(quiet, faulty)
     if faulty.damaged is not None:
         verdicts.append(
-            Verdict("whole checkpoints", not faulty.damaged, faulty.damaged or "the newest one verifies at the end")
+            PromiseVerdict(
+                "whole checkpoints", not faulty.damaged, faulty.damaged or "the newest one verifies at the end"
+            )
         )
     return verdicts
 
 
-def _validation(quiet: Outcome, faulty: Outcome) -> list[Verdict]:
+def _validation(quiet: Outcome, faulty: Outcome) -> list[PromiseVerdict]:
     """What the script recorded outside its shards, and the model that was the best by it."""
     verdicts = []
     right, found = _recorded(quiet), _recorded(faulty)
@@ -129,11 +131,11 @@ def _validation(quiet: Outcome, faulty: Outcome) -> list[Verdict]:
             text = (
                 f"{name} at step {step} is {found.get(wrong[0], 'not there')}, and {right[wrong[0]]} in the quiet run"
             )
-        verdicts.append(Verdict("same validation", not wrong, text))
+        verdicts.append(PromiseVerdict("same validation", not wrong, text))
     if quiet.best or faulty.best:
         same = quiet.best == faulty.best
         text = f"the best model is that of {quiet.best}" + ("" if same else f", and of {faulty.best} after the faults")
-        verdicts.append(Verdict("same best model", same, text))
+        verdicts.append(PromiseVerdict("same best model", same, text))
     return verdicts
 
 
@@ -159,17 +161,19 @@ def first_difference(quiet: Outcome, faulty: Outcome) -> Difference | None:
     return Difference(first.step, tuple(names) or ("the list of tensors",), first.at, workers)
 
 
-def _finished(faulty: Outcome) -> Verdict:
+def _finished(faulty: Outcome) -> PromiseVerdict:
     name = "training went on"
     if faulty.exit_code == 0 and faulty.digests:
-        return Verdict(name, True, "the script came to its end under the faults")
+        return PromiseVerdict(name, True, "the script came to its end under the faults")
     for event in faulty.of_kind("script_mistake"):
-        return Verdict(name, False, f"the script ended it: {event.get('reason')}; {event.get('hint')}")
+        return PromiseVerdict(name, False, f"the script ended it: {event.get('reason')}; {event.get('hint')}")
     words = faulty.last_words.strip().splitlines()
-    return Verdict(name, False, f"the run ended with exit code {faulty.exit_code}: {words[-1] if words else 'silent'}")
+    return PromiseVerdict(
+        name, False, f"the run ended with exit code {faulty.exit_code}: {words[-1] if words else 'silent'}"
+    )
 
 
-def _exact(quiet: Outcome, faulty: Outcome, done: Sequence[Done], lines: Sequence[str]) -> Verdict:
+def _exact(quiet: Outcome, faulty: Outcome, done: Sequence[DoneFault], lines: Sequence[str]) -> PromiseVerdict:
     difference = first_difference(quiet, faulty)
     first_fault_at = min((one.at for one in done), default=None)
     if difference is not None:
@@ -177,25 +181,25 @@ def _exact(quiet: Outcome, faulty: Outcome, done: Sequence[Done], lines: Sequenc
         if first_fault_at is not None and difference.at >= first_fault_at:
             came = who_came_before(difference.step, difference.workers, faulty.events)
             text += f"; {sentence(came, difference.step, lines)}" if came is not None else ""
-        return Verdict("exact", False, text)
+        return PromiseVerdict("exact", False, text)
     if len(set(faulty.digests.values())) > 1:
         said = ", ".join(f"{worker} {digest}" for worker, digest in sorted(faulty.digests.items()))
-        return Verdict("exact", False, f"the workers ended with different weights: {said}")
+        return PromiseVerdict("exact", False, f"the workers ended with different weights: {said}")
     if not faulty.digest:
-        return Verdict("exact", False, "nobody finished, so there are no weights to compare")
+        return PromiseVerdict("exact", False, "nobody finished, so there are no weights to compare")
     if faulty.digest != quiet.digest:
-        return Verdict(
+        return PromiseVerdict(
             "exact", False, f"after the last step: the weights are {faulty.digest}, and the quiet run's {quiet.digest}"
         )
     steps = len(faulty.history())
-    return Verdict(
+    return PromiseVerdict(
         "exact",
         True,
         f"weights {faulty.digest} in both runs; every tensor has the same bits after each of {steps} steps",
     )
 
 
-def _steps_once(quiet: Outcome, faulty: Outcome) -> Verdict:
+def _steps_once(quiet: Outcome, faulty: Outcome) -> PromiseVerdict:
     name = "every step once"
     backs = sorted(float(event["t"]) for kind in ("rewound", "resumed") for event in faulty.of_kind(kind))
     views = {int(event["view"]): event.get("members", ()) for event in faulty.of_kind("view")}
@@ -207,13 +211,13 @@ def _steps_once(quiet: Outcome, faulty: Outcome) -> Verdict:
                 continue  # the run went back, and says so
             if after.step > before.step and _was_out(worker, before, after, views):
                 continue  # the others left it behind, and it came back with their state
-            return Verdict(name, False, f"{worker} applied step {after.step} after step {before.step}")
+            return PromiseVerdict(name, False, f"{worker} applied step {after.step} after step {before.step}")
     history, liars = faulty.history(), faulty.liars
     expected = set(range(len(quiet.history() or history)))  # of some runs only the digest is known
     if history.keys() != expected:
         wrong = sorted(history.keys() ^ expected)
         text = f"{len(history)} steps, and {len(expected)} in the quiet run; the first in one only is {wrong[0]}"
-        return Verdict(name, False, text)
+        return PromiseVerdict(name, False, text)
     since = faulty.went_back_at
     for entry in faulty.trace.entries:
         if entry.worker not in liars and entry.at > since and entry.digests != history[entry.step].digests:
@@ -221,18 +225,18 @@ def _steps_once(quiet: Outcome, faulty: Outcome) -> Verdict:
             tensors = faulty.trace.tensors_that_differ(entry.digests, other.digests)
             where = tensors[0] if tensors else "their tensors"
             text = f"{entry.worker} and {other.worker} differ after step {entry.step}, in {where}"
-            return Verdict(name, False, text)
+            return PromiseVerdict(name, False, text)
     workers = len(faulty.trace.of_worker())
-    return Verdict(
+    return PromiseVerdict(
         name, True, f"{len(expected)} steps, by {workers} workers in all; none was applied twice or left out by any"
     )
 
 
-def _was_out(worker: str, before: Entry, after: Entry, views: Mapping[int, Sequence[str]]) -> bool:
+def _was_out(worker: str, before: TraceEntry, after: TraceEntry, views: Mapping[int, Sequence[str]]) -> bool:
     return any(worker not in views.get(number, (worker,)) for number in range(before.view + 1, after.view))
 
 
-def _samples(faulty: Outcome, indices: Callable[[int, int], list[int]] | None) -> Verdict:
+def _samples(faulty: Outcome, indices: Callable[[int, int], list[int]] | None) -> PromiseVerdict:
     """Of each step, whose shards were added up; and which samples those are."""
     name = "every sample once"
     shards = int(faulty.trace.plan.get("shards", 0))
@@ -243,23 +247,23 @@ def _samples(faulty: Outcome, indices: Callable[[int, int], list[int]] | None) -
             continue
         # Who is left behind may finish a step in its old view, and the others finish it in the next one.
         if counted.setdefault(entry.step, {}).setdefault(entry.view, entry.counted) != entry.counted:
-            return Verdict(name, False, f"of step {entry.step} workers added up different shards")
+            return PromiseVerdict(name, False, f"of step {entry.step} workers added up different shards")
     for step in sorted(faulty.history()):
         if step not in counted:
-            return Verdict(name, False, f"of step {step} nobody says what was added up")
+            return PromiseVerdict(name, False, f"of step {step} nobody says what was added up")
         for of_view in counted[step].values():
             added = sorted(shard for _, of_member in of_view for shard in of_member)
             if added != list(range(shards)):
                 known = f"shards {added} were added up, not each of 0 to {shards - 1} once"
-                return Verdict(name, False, f"of step {step} {known}")
+                return PromiseVerdict(name, False, f"of step {step} {known}")
     text = f"each of the {shards} shards of each step was added up once"
     plan = faulty.trace.plan
     if plan.get("sampler"):
-        return Verdict(name, True, f"{text}; which samples these have is the sampler's word")
+        return PromiseVerdict(name, True, f"{text}; which samples these have is the sampler's word")
     if indices is None or len(counted) * int(plan.get("batch_size", 0)) > SAMPLES_MAX:
-        return Verdict(name, True, text)
+        return PromiseVerdict(name, True, text)
     wrong = _uneven(counted.keys(), indices, plan)
-    return Verdict(name, not wrong, wrong or f"{text}, and no sample is twice in an epoch")
+    return PromiseVerdict(name, not wrong, wrong or f"{text}, and no sample is twice in an epoch")
 
 
 def _uneven(steps: Any, indices: Callable[[int, int], list[int]], plan: Mapping[str, Any]) -> str:
@@ -279,28 +283,30 @@ def _uneven(steps: Any, indices: Callable[[int, int], list[int]], plan: Mapping[
     return ""
 
 
-def _nothing_undone(faulty: Outcome) -> Verdict:
+def _nothing_undone(faulty: Outcome) -> PromiseVerdict:
     """A drill leaves one worker of the view alive, so no committed step may be lost; but for what a liar spoiled."""
     resumed = faulty.of_kind("resumed")
     rewound = [event for event in faulty.of_kind("rewound") if not faulty.liars]
     if resumed and not faulty.liars:
-        return Verdict("nothing lost", False, f"the run went back to a checkpoint, of step {resumed[0].get('step')}")
+        return PromiseVerdict(
+            "nothing lost", False, f"the run went back to a checkpoint, of step {resumed[0].get('step')}"
+        )
     if rewound:
-        return Verdict("nothing lost", False, f"the run went back: {rewound[0].get('reason')}")
+        return PromiseVerdict("nothing lost", False, f"the run went back: {rewound[0].get('reason')}")
     spoiled = "; what the wrong bits had spoiled was undone" if faulty.went_back_at else ""
-    return Verdict("nothing lost", True, f"no step was undone{spoiled}")
+    return PromiseVerdict("nothing lost", True, f"no step was undone{spoiled}")
 
 
-def _one_view(faulty: Outcome) -> Verdict:
+def _one_view(faulty: Outcome) -> PromiseVerdict:
     seen: dict[int, tuple[str, ...]] = {}
     for event in faulty.of_kind("view"):
         members = tuple(map(str, event.get("members", ())))
         if seen.setdefault(int(event["view"]), members) != members:
-            return Verdict("no split brain", False, f"there were two views of number {event['view']}")
-    return Verdict("no split brain", True, f"{len(seen)} views, one of each number")
+            return PromiseVerdict("no split brain", False, f"there were two views of number {event['view']}")
+    return PromiseVerdict("no split brain", True, f"{len(seen)} views, one of each number")
 
 
-def _ledger(faulty: Outcome, done: Sequence[Done]) -> list[Verdict]:
+def _ledger(faulty: Outcome, done: Sequence[DoneFault]) -> list[PromiseVerdict]:
     verdicts = []
     for one in done:
         if one.planned.kind == "ledger-down":
@@ -308,22 +314,24 @@ def _ledger(faulty: Outcome, done: Sequence[Done]) -> list[Verdict]:
             commits = faulty.trace.commits().values()
             steps = sum(one.at + SETTLE_S < at < until for at in commits)
             text = f"{steps} steps while the ledger was away for {until - one.at:.1f} s"
-            verdicts.append(Verdict("static stability", steps > 0, text))
+            verdicts.append(PromiseVerdict("static stability", steps > 0, text))
     return verdicts
 
 
-def _corruption(faulty: Outcome, done: Sequence[Done]) -> list[Verdict]:
+def _corruption(faulty: Outcome, done: Sequence[DoneFault]) -> list[PromiseVerdict]:
     name = "wrong bits named"
     verdicts = []
     for one in done:
         if one.planned.kind != "corrupt":
             continue
         if not one.note:
-            verdicts.append(Verdict(name, None, "nothing was flipped: the script was over, or has no such numbers"))
+            verdicts.append(
+                PromiseVerdict(name, None, "nothing was flipped: the script was over, or has no such numbers")
+            )
         elif faulty.liars == set(one.victims):
             step = min(int(event["step"]) for event in faulty.of_kind("corruption"))
-            verdicts.append(Verdict(name, True, f"{one.note}; {one.victims[0]} was named at step {step}"))
+            verdicts.append(PromiseVerdict(name, True, f"{one.note}; {one.victims[0]} was named at step {step}"))
         else:
             named = ", ".join(sorted(faulty.liars)[:NAMED_MAX]) or "nobody"
-            verdicts.append(Verdict(name, False, f"{one.note} of {one.victims[0]}, and {named} was named"))
+            verdicts.append(PromiseVerdict(name, False, f"{one.note} of {one.victims[0]}, and {named} was named"))
     return verdicts

@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.core.errors import ConfigError
 from holdfast.drills.by_time import ByTime
 from holdfast.drills.catalogue import refuse_impossible
-from holdfast.drills.checking import Outcome, Verdict, check
+from holdfast.drills.checking import Outcome, PromiseVerdict, check
 from holdfast.drills.engine import LOOK_S, Engine
 from holdfast.drills.figures import Figures, flat, measure, recovered_at
 from holdfast.drills.ground import RIG, Ground, setting_of
 from holdfast.drills.nemesis import Nemesis
-from holdfast.drills.plan import Plan
+from holdfast.drills.plan import DrillPlan
 from holdfast.drills.report import Drill, write_json, write_report
-from holdfast.drills.schedule import Done, Planned, draw
+from holdfast.drills.schedule import DoneFault, Planned, draw
 from holdfast.drills.suspicion import lines_to_look_at
-from holdfast.drills.trace import Entry, TraceReader
+from holdfast.drills.trace import TraceEntry, TraceReader
 from holdfast.events.telling import count
 from holdfast.script_check.conduct import first_look
 
@@ -38,10 +38,10 @@ INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class DrillRequest:
     """What `holdfast drill` was asked for."""
 
-    plan: Plan
+    plan: DrillPlan
     script: tuple[str, ...]  # a script, or -m and a module, and the arguments
     report: Path
     json: Path | None = None
@@ -49,7 +49,7 @@ class Request:
     goodput_min: float = 0.0
 
 
-def conduct(request: Request) -> int:
+def conduct(request: DrillRequest) -> int:
     """The exit code: 0 if the promises held, 1 if one did not, 130 after Ctrl-C."""
     plan = request.plan
     refuse_impossible(plan.kinds, hosts=plan.hosts)
@@ -61,7 +61,8 @@ def conduct(request: Request) -> int:
     home = Path(tempfile.mkdtemp(prefix="holdfast-drill-"))
     conductor = Conductor(request, home)
     try:
-        with _interruptible():
+        # Ctrl-C and SIGTERM end a drill in order; a shell starts background jobs with Ctrl-C ignored.
+        with _handling(_interrupted):
             code = conductor.go()
     except ConfigError:
         if not request.keep:
@@ -76,14 +77,14 @@ def conduct(request: Request) -> int:
 
 @dataclass
 class Conductor:
-    request: Request
+    request: DrillRequest
     home: Path
     judged: bool = False
     _look: str = ""  # what a check says of the script before the drill
     _began: float = 0.0  # on the monotonic clock
     _began_at: float = 0.0  # in seconds since 1970
     _seen: int = 0  # of the faults that were done
-    _waiting: list[Done] = field(default_factory=list)  # for their recovery
+    _waiting: list[DoneFault] = field(default_factory=list)  # for their recovery
 
     def go(self) -> int:
         plan, script = self.request.plan, list(self.request.script)
@@ -107,7 +108,7 @@ class Conductor:
             except KeyboardInterrupt:
                 _say("interrupted; ending what was started")
             finally:
-                with _uninterruptible():
+                with _handling(signal.SIG_IGN):  # a second Ctrl-C must not leave processes behind
                     nemesis.end()
                     faulty = engine.outcome(code)
                     if code is not None:
@@ -137,7 +138,9 @@ class Conductor:
             raise ConfigError(
                 "the script ended without a step of training", hint="it has to call holdfast.join and run its steps"
             )
-        outcome.best = _best(ground.storage("quiet"), plan.keep_best)
+        from holdfast.drills.checkpoints_left import best  # loads torch
+
+        outcome.best = best(ground.storage("quiet"), plan.keep_best)
         commits = sorted(outcome.trace.commits().values())
         _say(f"quiet run: {count(len(commits), 'step')} in {commits[-1] - commits[0]:.1f} s, weights {outcome.digest}")
         return outcome
@@ -181,13 +184,15 @@ class Conductor:
         _say(f"all {plan.workers} workers train; faults from now on, seed {plan.seed}")
 
     def _look_into_storage(self, ground: Ground, faulty: Outcome) -> None:
-        faulty.damaged = _damaged(ground.storage("faulty"))
-        faulty.best = _best(ground.storage("faulty"), self.request.plan.keep_best)
+        from holdfast.drills.checkpoints_left import best, damaged
+
+        faulty.damaged = damaged(ground.storage("faulty"))
+        faulty.best = best(ground.storage("faulty"), self.request.plan.keep_best)
 
     def _tell(self, text: str) -> None:
         _say(f"{time.monotonic() - self._began:6.1f} s  {text}")
 
-    def _tell_recoveries(self, engine: Engine, nemesis: Nemesis, fresh: list[Entry]) -> None:
+    def _tell_recoveries(self, engine: Engine, nemesis: Nemesis, fresh: list[TraceEntry]) -> None:
         self._waiting += nemesis.done[self._seen :]
         self._seen = len(nemesis.done)
         if not self._waiting or not fresh:
@@ -211,7 +216,7 @@ class Conductor:
         figures = measure(quiet, faulty, done, began=began, ended=ended)
         verdicts += self._bar(figures, faulty)
         if faulty.exit_code is not None and not done:
-            verdicts.append(Verdict("faults", False, "the script was over before the first fault"))
+            verdicts.append(PromiseVerdict("faults", False, "the script was over before the first fault"))
         drill = Drill(
             plan=self.request.plan,
             script=self.request.script,
@@ -236,13 +241,13 @@ class Conductor:
             return INTERRUPTED
         return 0 if drill.held else 1
 
-    def _bar(self, figures: Figures, faulty: Outcome) -> list[Verdict]:
+    def _bar(self, figures: Figures, faulty: Outcome) -> list[PromiseVerdict]:
         least = self.request.goodput_min
         if not least or faulty.exit_code is None:
             return []
         reached = figures.goodput
         text = f"{reached:.3f}, and --goodput-min is {least:g}" if reached is not None else "too few steps to tell"
-        return [Verdict("goodput", reached is not None and reached >= least, text)]
+        return [PromiseVerdict("goodput", reached is not None and reached >= least, text)]
 
 
 def _lines_to_look_at(script: str) -> list[str]:
@@ -261,56 +266,13 @@ def _indices(plan: Mapping[str, Any]) -> Callable[[int, int], list[int]] | None:
     return ShardPlan(**plan).validate().indices
 
 
-def _damaged(storage: Path) -> str | None:
-    """What is wrong with the newest checkpoint; None if there is none."""
-    from holdfast.checkpoint.restoring.reading import list_checkpoints, verify
-    from holdfast.checkpoint.storage.opening import open_storage
-
-    try:
-        place = open_storage(str(storage))
-        newest = next((one.step for one in list_checkpoints(place) if one.committed), None)
-        return None if newest is None else "; ".join(verify(place, newest))
-    except HoldfastError as error:
-        return str(error).partition("\n")[0]
-
-
-def _best(storage: Path, criterion: str) -> str:
-    """The step and the digest of the best checkpoint's weights, in words; or why there is none."""
-    if not criterion:
-        return ""
-    from holdfast.checkpoint.converting.exporting import weights_of
-    from holdfast.checkpoint.restoring.reading import list_checkpoints, read_manifest, read_selected
-    from holdfast.checkpoint.saving.retention import Keep, best_of
-    from holdfast.checkpoint.storage.opening import open_storage
-    from holdfast.state.digest import digest_tensors
-
-    try:
-        place = open_storage(str(storage))
-        manifests = {one.step: read_manifest(place, one.step) for one in list_checkpoints(place) if one.committed}
-        step = best_of([(step, manifest.metrics) for step, manifest in manifests.items()], Keep(best=criterion))
-        if step is None:
-            return f"no step, since no checkpoint has the metric of {criterion}"
-        weights = weights_of(manifests[step])
-        tensors = read_selected(place, manifests[step], weights.values())
-        digest = digest_tensors((name, tensors[number]) for name, number in sorted(weights.items()))
-        name = criterion.rpartition(":")[0]
-        return f"step {step}, {name} {manifests[step].metrics[name]!r}, weights {digest}"
-    except HoldfastError as error:
-        return f"nobody knows which step: {str(error).partition(chr(10))[0]}"
-
-
 def _say(text: str) -> None:
     print(f"drill | {text}", flush=True)
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end a drill in order; a shell starts background jobs with Ctrl-C ignored."""
-
-    def interrupted(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = [signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM)]
+def _handling(handler: Any) -> Iterator[None]:
+    before = [signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         yield
     finally:
@@ -318,12 +280,5 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _uninterruptible() -> Iterator[None]:
-    """A second Ctrl-C must not leave processes behind."""
-    before = [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        yield
-    finally:
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
-            signal.signal(number, handler)
+def _interrupted(*_: object) -> NoReturn:
+    raise KeyboardInterrupt

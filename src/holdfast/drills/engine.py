@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from holdfast.drills.checking import Outcome
 from holdfast.drills.nemesis import Nemesis
-from holdfast.drills.trace import Entry, TraceReader
+from holdfast.drills.trace import TraceEntry, TraceReader
 from holdfast.testing.observed_run import Failed, Observed
 
 LOOK_S = 0.02
@@ -30,7 +30,7 @@ class Engine:
     nemesis: Nemesis | None = None
     faults: Iterator[None] = field(default_factory=lambda: iter(()))
     rest: Callable[[float], None] = time.sleep
-    told: Callable[[list[Entry]], None] = lambda fresh: None
+    told: Callable[[list[TraceEntry]], None] = lambda fresh: None
     plan_is_done: bool = False
     _moved: float = 0.0
     _heard: int = 0

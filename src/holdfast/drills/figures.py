@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from holdfast.drills.checking import Outcome
-from holdfast.drills.schedule import Done
-from holdfast.drills.trace import Entry
+from holdfast.drills.schedule import DoneFault
+from holdfast.drills.trace import TraceEntry
 
 LOSING = ("kill", "stop", "partition", "corrupt")  # faults that cost the run a member
 BINS = 60
@@ -37,7 +37,7 @@ class Figures:
         return [one for one in self.recoveries_s if one is not None]
 
 
-def recovered_at(done: Done, entries: Iterable[Entry], views: Mapping[int, Sequence[str]]) -> float | None:
+def recovered_at(done: DoneFault, entries: Iterable[TraceEntry], views: Mapping[int, Sequence[str]]) -> float | None:
     """When the first step after the fault was committed; of entries by time."""
     for entry in entries:
         if entry.at <= done.at or entry.worker in done.victims:
@@ -52,7 +52,7 @@ def recovered_at(done: Done, entries: Iterable[Entry], views: Mapping[int, Seque
     return None
 
 
-def measure(quiet: Outcome, faulty: Outcome, done: Sequence[Done], *, began: float, ended: float) -> Figures:
+def measure(quiet: Outcome, faulty: Outcome, done: Sequence[DoneFault], *, began: float, ended: float) -> Figures:
     """`began`, `ended`: when faults were injected, in seconds since 1970."""
     views = {int(event["view"]): tuple(event.get("members", ())) for event in faulty.of_kind("view")}
     entries = sorted(faulty.trace.entries, key=lambda entry: entry.at)
@@ -79,7 +79,7 @@ def _ratio(usual: Mapping[int, float], commits: Mapping[int, float], began: floa
     return (usual[last] - usual[first]) / took_s if took_s > 0 else None
 
 
-def _pause(times: Sequence[float], done: Done, recovered: float | None) -> float:
+def _pause(times: Sequence[float], done: DoneFault, recovered: float | None) -> float:
     until = max(at for at in (done.at, done.ended_at, recovered) if at is not None)
     inside = [done.at, *(at for at in times if done.at < at <= until), until]
     return max(after - before for before, after in pairwise(inside))
@@ -104,7 +104,7 @@ def _pace(times: Sequence[float]) -> float:
     return 1 / usual if usual > 0 else 0.0
 
 
-def flat(figures: Figures, quiet: Outcome, faulty: Outcome, done: Sequence[Done]) -> dict[str, Any]:
+def flat(figures: Figures, quiet: Outcome, faulty: Outcome, done: Sequence[DoneFault]) -> dict[str, Any]:
     """By name, for programs."""
     recovered = sorted(figures.recovered_s)
     return {

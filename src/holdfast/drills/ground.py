@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.agent.hosts.etcd_cluster import EtcdCluster
 from holdfast.core.errors import ConfigError, LedgerUnavailable
-from holdfast.drills.plan import Plan
+from holdfast.drills.plan import DrillPlan
 from holdfast.drills.trace import TRACE
 from holdfast.testing.observed_run import Observed, ObservedHosts, ObservedRun
 from holdfast.testing.switchboard import Switchboard
@@ -39,7 +39,7 @@ class Setting:
     small_disk: bool = False  # that storage can be full
 
 
-def setting_of(plan: Plan) -> Setting:
+def setting_of(plan: DrillPlan) -> Setting:
     options = ["--restarts", "100000", "--save-every", plan.save_every, "--keep", str(KEPT)]
     if plan.keep_best:
         options += ["--keep-best", plan.keep_best]

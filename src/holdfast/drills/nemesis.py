@@ -15,19 +15,19 @@ from dataclasses import dataclass
 
 from holdfast.core.words import host_of, slot_of
 from holdfast.drills.ground import Ground
-from holdfast.drills.schedule import Done, Planned
+from holdfast.drills.schedule import DoneFault, Planned
 from holdfast.drills.trace import order_path, result_path
+from holdfast.placement.directory import replace_file
 from holdfast.placement.proc import process_state
-from holdfast.testing.observed_run import Observed, ObservedHosts, ObservedRun, send
+from holdfast.testing.observed_run import Observed, ObservedRun, send
 
 SLOW_PERIOD_S = 0.1
 DEATH_S = 5.0
-LEFT_AWAY = ("ledger-down", "agent", "leader", "power")  # what is not brought back for a run that is over
 
 
 @dataclass
 class _Undoing:
-    done: Done
+    done: DoneFault
     is_due: Callable[[float], bool]
     undo: Callable[[], None]
 
@@ -35,12 +35,14 @@ class _Undoing:
 class Nemesis:
     """`say` is told of everything that is done; `step` says how far the training is."""
 
+    left_away: tuple[str, ...] = ("ledger-down", "agent")  # what is not brought back for a run that is over
+
     def __init__(
         self, ground: Ground, run: Observed, name: str, say: Callable[[str], None], step: Callable[[], int]
     ) -> None:
         self.ground = ground
         self.run = run
-        self.done: list[Done] = []
+        self.done: list[DoneFault] = []
         self.stopped: set[int] = set()  # processes that nobody will wake
         self._traces = ground.traces(name)
         self._name = name
@@ -73,7 +75,7 @@ class Nemesis:
         for slowed in self._slowed:
             slowed.end()
         for one in self._undoing:
-            if one.done.planned.kind in LEFT_AWAY:  # nobody is left to need it
+            if one.done.planned.kind in self.left_away:  # nobody is left to need it
                 one.done.ended_at = time.time()
             else:
                 self._mend(one)
@@ -84,13 +86,13 @@ class Nemesis:
         one.done.ended_at = time.time()
         self._say(f"{one.done.planned.kind} is over")
 
-    def _note(self, planned: Planned, what: str, *victims: str) -> Done:
-        done = Done(planned, time.time(), what, self._step(), self.run.view, victims)
+    def _note(self, planned: Planned, what: str, *victims: str) -> DoneFault:
+        done = DoneFault(planned, time.time(), what, self._step(), self.run.view, victims)
         self.done.append(done)
         self._say(what)
         return done
 
-    def _until(self, done: Done, undo: Callable[[], None], is_due: Callable[[float], bool] | None = None) -> None:
+    def _until(self, done: DoneFault, undo: Callable[[], None], is_due: Callable[[float], bool] | None = None) -> None:
         over_at = time.monotonic() + done.planned.duration_s
         self._undoing.append(_Undoing(done, is_due or (lambda now: now >= over_at), undo))
 
@@ -112,12 +114,6 @@ class Nemesis:
         self.stopped.add(pid)
         send(pid, signal.SIGSTOP)
 
-    def pause(self, planned: Planned, victim: str) -> None:
-        pid = self.run.pids[victim]
-        done = self._note(planned, f"stop {victim} (process {pid}) for {planned.duration_s:g} s", victim)
-        send(pid, signal.SIGSTOP)
-        self._until(done, lambda: send(pid, signal.SIGCONT))
-
     def slow(self, planned: Planned) -> None:
         times = float(planned.detail.rstrip("x"))
         slowed = _Slowed(planned.target, times, self.stopped)
@@ -130,18 +126,11 @@ class Nemesis:
         pids = [self.run.pids[worker] for worker in sorted(same) if worker in self.run.pids]
         return next((pid for pid in pids if pid not in self.stopped), None)
 
-    def scale(self, planned: Planned, part: ObservedRun, workers: int) -> None:
-        where = f" {part.host}" if part.host else ""
-        self._note(planned, f"scale{where} to {workers} workers")
-        part.scale(workers)
-
     def corrupt(self, planned: Planned, victim: str) -> None:
         """By the rig inside the worker, as soon as it has applied a step."""
         self._note(planned, f"flip a bit of {victim}: {planned.detail}", victim)
-        order = order_path(self._traces, victim)
-        partial = order.with_suffix(".new")
-        partial.write_text(json.dumps({"kind": planned.detail, "seed": round(planned.at_s * 1000)}))
-        partial.replace(order)
+        order = json.dumps({"kind": planned.detail, "seed": round(planned.at_s * 1000)})
+        replace_file(order_path(self._traces, victim), order)
 
     def note_flips(self) -> None:
         """Once the run is over: where which bit was flipped. Where nothing was, there is no note."""
@@ -166,40 +155,14 @@ class Nemesis:
 
         self._until(done, back)
 
-    def power(self, planned: Planned, host: str) -> None:
-        """Until the others have a view without it. The cable goes first, so that no connection is closed in order."""
-        assert isinstance(self.run, ObservedHosts)
-        run, board = self.run, self.ground.network
-        done = self._note(planned, f"{host} loses power", *self._members_on(host))
-        board.unplug(host)
-        run.power_off(host)
-
-        def back() -> None:
-            board.plug(host)
-            run.power_on(host)
-
-        self._until(done, back, lambda now: not self._members_on(host))
-
     def _members_on(self, host: str) -> list[str]:
         return [member for member in self.run.members if host_of(member) == host]
 
     def cut_off(self, planned: Planned, host: str) -> None:
         members = self._members_on(host)
         what = f"cut {host} off from everything for {planned.duration_s:g} s ({', '.join(members)})"
-        self._cut(planned, what, lambda: self.ground.network.isolate(host), *members)
-
-    def cut_between(self, planned: Planned, one: str, other: str) -> None:
-        """Both still reach the ledger, and not each other."""
-        what = f"cut {one} from {other} for {planned.duration_s:g} s"
-        self._cut(planned, what, lambda: self.ground.network.cut(one, other))
-
-    def cut_one_way(self, planned: Planned, one: str, other: str) -> None:
-        what = f"let nothing pass from {one} to {other} for {planned.duration_s:g} s"
-        self._cut(planned, what, lambda: self.ground.network.cut_one_way(one, other))
-
-    def _cut(self, planned: Planned, what: str, cut: Callable[[], None], *victims: str) -> None:
-        done = self._note(planned, what, *victims)
-        cut()
+        done = self._note(planned, what, *members)
+        self.ground.network.isolate(host)
         self._until(done, self.ground.network.heal)
 
     # ---- the ledger and storage
@@ -217,14 +180,6 @@ class Nemesis:
         for member in range(len(self.ground.cluster.members)):
             self.ground.cluster.kill(member)
         self._until(done, self.ground.restart_ledger)
-
-    def leader_down(self, planned: Planned, leader: int) -> None:
-        """A majority is left, and elects another."""
-        cluster = self.ground.cluster
-        assert cluster is not None
-        done = self._note(planned, f"kill -9 the ledger's leader, member {leader}")
-        cluster.kill(leader)
-        self._until(done, lambda: cluster.restart(leader))
 
     def storage_down(self, planned: Planned) -> None:
         done = self._note(planned, f"take the storage away for {planned.duration_s:g} s")

@@ -29,7 +29,7 @@ _SLOW = re.compile(r"(\d+):(\d+(?:\.\d+)?)x?")
 
 
 @dataclass(frozen=True)
-class Slow:
+class SlowWorker:
     """One worker that is so many times slower than it could be."""
 
     worker: int
@@ -37,7 +37,7 @@ class Slow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class DrillPlan:
     """Zero, none and empty mean: not this fault."""
 
     workers: int = 4
@@ -47,7 +47,7 @@ class Plan:
     seed: int = 0
     kill_every_s: float = 0.0
     stop: int = 0
-    slow: tuple[Slow, ...] = ()
+    slow: tuple[SlowWorker, ...] = ()
     partition_s: float = 0.0
     ledger_down_s: float = 0.0
     storage_down_s: float = 0.0
@@ -76,7 +76,7 @@ class Plan:
         """How long its outages last together: they come one after another."""
         return self.partition_s + self.ledger_down_s + self.storage_down_s + self.disk_full_s
 
-    def validate(self) -> Plan:
+    def validate(self) -> DrillPlan:
         """Itself, or a ConfigError that says what to change."""
         _between("--workers", self.workers, 2, WORKERS_MAX, "a drill needs somebody who survives")
         _between("--spares", self.spares, 0, WORKERS_MAX - self.workers, "spares are workers too")
@@ -124,14 +124,14 @@ class Plan:
 WINDOWS_SHARE = 0.8  # of the time may be outages: the rest is there to recover in
 
 
-def parse_slow(value: object) -> Slow:
+def parse_slow(value: object) -> SlowWorker:
     match = _SLOW.fullmatch(str(value).strip())
     if match is None:
         raise ConfigError(f"--slow is {str(value)[:40]!r}", hint="name the worker and the factor: --slow 1:5x")
-    return Slow(int(match[1]), float(match[2]))
+    return SlowWorker(int(match[1]), float(match[2]))
 
 
-def parse_plan(options: Mapping[str, Any]) -> Plan:
+def parse_plan(options: Mapping[str, Any]) -> DrillPlan:
     """From the options' own names, as in the file and on the command line; those that are None are not given."""
     given = {name: value for name, value in options.items() if value is not None}
     durations = {"for", "kill-every", "partition", "ledger-down", "storage-down", "disk-full"}
@@ -147,7 +147,7 @@ def parse_plan(options: Mapping[str, Any]) -> Plan:
             settings[name.replace("-", "_")] = str(value)
     if settings.get("partition_s") and "hosts" not in settings:
         settings["hosts"] = 2  # there is nothing to cut between the workers of one host
-    return Plan(**settings).validate()
+    return DrillPlan(**settings).validate()
 
 
 DISK_FULL_S = 10.0
@@ -186,7 +186,7 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 
 def option_names() -> frozenset[str]:
-    return frozenset(one.name.removesuffix("_s").replace("_", "-") for one in fields(Plan))
+    return frozenset(one.name.removesuffix("_s").replace("_", "-") for one in fields(DrillPlan))
 
 
 def _between(what: str, value: float, low: float, high: float, hint: str) -> None:

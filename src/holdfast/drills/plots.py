@@ -3,61 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from holdfast.core.words import host_of, slot_of
 from holdfast.drills.figures import Figures
-from holdfast.drills.schedule import Done
+from holdfast.drills.schedule import DoneFault
+from holdfast.observe.fold import record_of
+from holdfast.observe.lanes import JOINING, LIVING, PAUSED, SPARE
 
 WIDTH = 960
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 22, 26
 LANE = 22
 BARS_MAX = 120  # more faults than that share bars no longer: the slowest are shown
 MARKS = {"kill": "✕", "stop": "‖", "slow": "~", "corrupt": "⚡"}
-
-
-@dataclass
-class Life:
-    """Of one worker, in seconds since 1970."""
-
-    began: float
-    member: list[tuple[float, float]] = field(default_factory=list)
-    ended: float = math.inf
-
-
-def lives(events: Iterable[Mapping[str, Any]], until: float) -> dict[str, Life]:
-    found: dict[str, Life] = {}
-    entered: dict[str, float] = {}
-    newest = -1
-
-    def leave(worker: str, at: float) -> None:
-        since = entered.pop(worker, None)
-        if since is not None and worker in found:
-            found[worker].member.append((since, at))
-
-    for event in events:
-        kind, at = event["kind"], float(event["t"])
-        if kind == "worker_started":
-            found[str(event.get("worker"))] = Life(at)
-        elif kind == "worker_exited" and str(event.get("worker")) in found:
-            worker = str(event["worker"])
-            leave(worker, at)
-            found[worker].ended = at
-        elif kind == "view" and int(event.get("view", -1)) > newest:
-            newest = int(event["view"])
-            members = set(map(str, event.get("members", ())))
-            for worker in [one for one in entered if one not in members]:
-                leave(worker, at)
-            for worker in members:
-                entered.setdefault(worker, at)
-    for worker in list(entered):
-        leave(worker, until)
-    for life in found.values():
-        life.ended = min(life.ended, until)
-    return found
 
 
 class Axis:
@@ -70,16 +30,29 @@ class Axis:
         inside = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
         return round(LEFT + inside * (WIDTH - LEFT - RIGHT), 1)
 
-    def ticks(self) -> list[float]:
-        return nice_ticks(self.low, self.high, 9)
-
     def draw(self, height: float) -> str:
-        parts = [
+        return "".join(
             f'<line class="grid" x1="{self.x(tick)}" x2="{self.x(tick)}" y1="{TOP}" y2="{height - BOTTOM}"/>'
             f'<text class="tick" x="{self.x(tick)}" y="{height - 8}" text-anchor="middle">{tick:g} s</text>'
-            for tick in self.ticks()
-        ]
-        return "".join(parts)
+            for tick in nice_ticks(self.low, self.high, 9)
+        )
+
+
+class Upwards:
+    """Values from the bottom to the top, from 0 on: where one of them is, and the lines at round ones."""
+
+    def __init__(self, values: Sequence[float], height: float) -> None:
+        self._top, self._height = max(values) * 1.1 or 1.0, height
+
+    def __call__(self, value: float) -> float:
+        return round(self._height - BOTTOM - value / self._top * (self._height - TOP - BOTTOM), 1)
+
+    def draw(self, most: int, unit: str) -> str:
+        return "".join(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{self(tick)}" y2="{self(tick)}"/>'
+            f'<text class="tick" x="{LEFT - 8}" y="{self(tick) + 4}" text-anchor="end">{tick:g}{unit}</text>'
+            for tick in nice_ticks(0, self._top, most)
+        )
 
 
 def nice_ticks(low: float, high: float, most: int) -> list[float]:
@@ -98,7 +71,7 @@ def _svg(height: float, label: str, body: str) -> str:
     )
 
 
-def _outages(done: Sequence[Done], axis: Axis, began: float, height: float) -> str:
+def _outages(done: Sequence[DoneFault], axis: Axis, began: float, height: float) -> str:
     parts = []
     for one in done:
         if one.planned.duration_s and one.planned.kind != "slow":
@@ -112,25 +85,24 @@ def _outages(done: Sequence[Done], axis: Axis, began: float, height: float) -> s
     return "".join(parts)
 
 
-def timeline(events: Sequence[Mapping[str, Any]], done: Sequence[Done], began: float, until: float) -> str:
+def timeline(events: Sequence[Mapping[str, Any]], done: Sequence[DoneFault], began: float, until: float) -> str:
     """A lane for each slot: grey while a worker starts or waits as a spare, coloured while it trains."""
-    found = lives(events, until)
-    slots = sorted({(host_of(worker), slot_of(worker)) for worker in found})
-    if not slots:
+    lanes = sorted(record_of(events).workers.lanes.values(), key=lambda lane: lane.order)
+    lanes = [lane for lane in lanes if lane.stretches]
+    if not lanes:
         return ""
-    first = min(life.began for life in found.values())
-    axis = Axis(first - began, until - began)
-    height = TOP + LANE * len(slots) + BOTTOM
-    tops = {slot: TOP + LANE * index for index, slot in enumerate(slots)}
+    axis = Axis(min(lane.stretches[0][0] for lane in lanes) - began, until - began)
+    height = TOP + LANE * len(lanes) + BOTTOM
+    tops = {lane.order: TOP + LANE * index for index, lane in enumerate(lanes)}
     parts = [axis.draw(height), _outages(done, axis, began, height)]
-    for (host, slot), top in tops.items():
-        name = f"w{slot}@{host}" if host else f"w{slot}"
-        parts.append(f'<text class="lane" x="{LEFT - 8}" y="{top + 15}" text-anchor="end">{escape(name)}</text>')
-    for worker, life in found.items():
-        top = tops[host_of(worker), slot_of(worker)]
-        parts.append(_span("waits", axis, life.began - began, life.ended - began, top, f"{worker} starts or waits"))
-        for since, to in life.member:
-            parts.append(_span("trains", axis, since - began, to - began, top, f"{worker} trains"))
+    for lane in lanes:
+        top = tops[lane.order]
+        parts.append(f'<text class="lane" x="{LEFT - 8}" y="{top + 15}" text-anchor="end">{escape(lane.name)}</text>')
+        ends = [*(at for at, _, _ in lane.stretches[1:]), until]
+        for (since, state, worker), to in zip(lane.stretches, ends, strict=True):
+            if state in LIVING:
+                kind = "waits" if state in (JOINING, SPARE, PAUSED) else "trains"
+                parts.append(_span(kind, axis, since - began, to - began, top, f"{worker}: {state}"))
     parts += [_mark(one, victim, tops, axis, began) for one in done for victim in one.victims]
     return _svg(height, "Which worker trained when, and the faults", "".join(parts))
 
@@ -143,7 +115,7 @@ def _span(kind: str, axis: Axis, since: float, to: float, top: float, text: str)
     )
 
 
-def _mark(one: Done, victim: str, tops: Mapping[tuple[str, int], float], axis: Axis, began: float) -> str:
+def _mark(one: DoneFault, victim: str, tops: Mapping[tuple[str, int], float], axis: Axis, began: float) -> str:
     top = tops.get((host_of(victim), slot_of(victim)))
     mark = MARKS.get(one.planned.kind)
     if top is None or mark is None:
@@ -155,23 +127,14 @@ def _mark(one: Done, victim: str, tops: Mapping[tuple[str, int], float], axis: A
     )
 
 
-def throughput(figures: Figures, done: Sequence[Done], began: float) -> str:
+def throughput(figures: Figures, done: Sequence[DoneFault], began: float) -> str:
     points = figures.throughput
     if len(points) < 2:
         return ""
     height = 200
     axis = Axis(points[0][0], points[-1][0])
-    top = max([figures.quiet_steps_per_s, *(rate for _, rate in points)]) * 1.1 or 1.0
-
-    def y(rate: float) -> float:
-        return round(height - BOTTOM - rate / top * (height - TOP - BOTTOM), 1)
-
-    parts = [axis.draw(height), _outages(done, axis, began, height)]
-    for tick in nice_ticks(0, top, 4):
-        parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick)}" y2="{y(tick)}"/>'
-            f'<text class="tick" x="{LEFT - 8}" y="{y(tick) + 4}" text-anchor="end">{tick:g}</text>'
-        )
+    y = Upwards([figures.quiet_steps_per_s, *(rate for _, rate in points)], height)
+    parts = [axis.draw(height), _outages(done, axis, began, height), y.draw(4, "")]
     for one in done:
         x = axis.x(one.at - began)
         parts.append(
@@ -186,7 +149,7 @@ def throughput(figures: Figures, done: Sequence[Done], began: float) -> str:
     return _svg(height, "Steps a second over time", "".join(parts))
 
 
-def recoveries(figures: Figures, done: Sequence[Done]) -> str:
+def recoveries(figures: Figures, done: Sequence[DoneFault]) -> str:
     """A bar for each fault."""
     known = [(one, took) for one, took in zip(done, figures.recoveries_s, strict=True) if took is not None]
     if not known:
@@ -195,18 +158,9 @@ def recoveries(figures: Figures, done: Sequence[Done]) -> str:
         slowest = sorted(known, key=lambda pair: -pair[1])[:BARS_MAX]
         known = [pair for pair in known if pair in slowest]
     height = 200
-    top = max(took for _, took in known) * 1.1 or 1.0
     room = (WIDTH - LEFT - RIGHT) / len(known)
-
-    def y(value: float) -> float:
-        return round(height - BOTTOM - value / top * (height - TOP - BOTTOM), 1)
-
-    parts = []
-    for tick in nice_ticks(0, top, 5):
-        parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick)}" y2="{y(tick)}"/>'
-            f'<text class="tick" x="{LEFT - 8}" y="{y(tick) + 4}" text-anchor="end">{tick:g} s</text>'
-        )
+    y = Upwards([took for _, took in known], height)
+    parts = [y.draw(5, " s")]
     for index, (one, took) in enumerate(known):
         left, width = LEFT + room * (index + 0.15), min(room * 0.7, 48)
         middle = left + width / 2

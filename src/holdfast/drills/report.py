@@ -12,64 +12,28 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError
 from holdfast.drills import plots
-from holdfast.drills.checking import Verdict
+from holdfast.drills.checking import PromiseVerdict
 from holdfast.drills.figures import Figures
-from holdfast.drills.plan import Plan
-from holdfast.drills.schedule import Done, Planned
+from holdfast.drills.plan import DrillPlan
+from holdfast.drills.schedule import DoneFault, Planned
 from holdfast.events.telling import count
+from holdfast.placement.directory import replace_file
 
 WORDS = {True: "held", False: "broken", None: "not judged"}
 
-STYLE = """
-:root { color-scheme: light dark; --back: #fff; --fore: #1a1f24; --faint: #68737d; --line: #e2e6ea; --trains: #2f74c0;
-  --waits: #c9d1d9; --good: #1a7f43; --bad: #c62828; --outage: #f0b42933; --mark: #c62828; --tile: #f5f7f9; }
-@media (prefers-color-scheme: dark) { :root { --back: #14181c; --fore: #e4e8ec; --faint: #95a1ac; --line: #2c343c;
-  --trains: #5a9fe8; --waits: #47525c; --good: #4cc380; --bad: #ff7b72; --outage: #f0b42933; --mark: #ff7b72;
-  --tile: #1c2228; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1040px; padding: 24px 16px 48px; background: var(--back); color: var(--fore);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 28px 0 8px; }
-.good { color: var(--good); } .bad { color: var(--bad); } .faint { color: var(--faint); }
-code { font: 13px/1.4 ui-monospace, monospace; overflow-wrap: anywhere; }
-.tiles { display: flex; flex-wrap: wrap; gap: 10px; margin: 16px 0; padding: 0; list-style: none; }
-.tiles li { background: var(--tile); border-radius: 6px; padding: 8px 14px; min-width: 130px; }
-.tiles b { display: block; font-size: 20px; font-variant-numeric: tabular-nums; }
-.wide { overflow-x: auto; } .wide > svg { display: block; min-width: 720px; width: 100%; height: auto; }
-table { border-collapse: collapse; width: 100%; } th { text-align: left; font-weight: 600; color: var(--faint); }
-td, th { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td.number { font-variant-numeric: tabular-nums; white-space: nowrap; }
-td.word { white-space: nowrap; font-weight: 600; }
-svg text { font: 11px system-ui, sans-serif; fill: var(--fore); } svg .tick, svg .lane { fill: var(--faint); }
-.grid { stroke: var(--line); } .trains { fill: var(--trains); } .waits { fill: var(--waits); }
-.outage { fill: var(--outage); } svg .outage-name { fill: var(--faint); }
-svg .mark { fill: var(--mark); font-size: 15px; font-weight: 700; paint-order: stroke; stroke: var(--back);
-  stroke-width: 3px; }
-.fault { stroke: var(--mark); stroke-opacity: .35; } .rate { fill: none; stroke: var(--trains); stroke-width: 2; }
-.quiet { stroke: var(--good); stroke-dasharray: 5 4; } svg .quiet-name { fill: var(--good); }
-.bar { fill: var(--trains); }
-"""
-
-HOW = """
-<p class="faint">The quiet run is the same script with the same arguments and number of workers, and nothing injected.
-In both runs every worker writes after every step a digest of each tensor of the model and whose shards were added up.
-<b>exact</b>: the digests are equal at every step, and so are those of the weights at the end. <b>every step once</b>:
-no worker applied a step twice or left one out, and all workers agree. <b>every sample once</b>: of every step each
-shard was added up once; which samples a shard has is computed from the seed. <b>Recovery</b> is the time from the fault
-to the next committed step; where a worker was lost, to the first step without it. <b>Goodput</b> is the time that the
-quiet run took for the same steps, over the time that they took here, while faults were injected.</p>
-"""
+STYLE = Path(__file__).with_name("report.css")
+METHOD = Path(__file__).with_name("report_method.html")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drill:
     """Everything that is told of a drill. Times are seconds since 1970."""
 
-    plan: Plan
+    plan: DrillPlan
     script: tuple[str, ...]
     planned: tuple[Planned, ...]
-    done: tuple[Done, ...]
-    verdicts: tuple[Verdict, ...]
+    done: tuple[DoneFault, ...]
+    verdicts: tuple[PromiseVerdict, ...]
     figures: Figures
     flat: Mapping[str, Any]
     events: Sequence[Mapping[str, Any]]
@@ -150,10 +114,8 @@ def write_report(drill: Drill, path: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.new")
     try:
-        partial.write_text(text)
-        partial.replace(path)
+        replace_file(path, text)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}", hint="name another place") from error
 
@@ -175,7 +137,8 @@ def html(drill: Drill) -> str:
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <link rel="icon" href="data:,">
-<title>Drill of {escape(Path(drill.script[0]).name)}: {escape(drill.headline())}</title><style>{STYLE}</style></head>
+<title>Drill of {escape(Path(drill.script[0]).name)}: {escape(drill.headline())}</title>
+<style>{STYLE.read_text()}</style></head>
 <body><main>
 <h1 class="{colour}">{escape(drill.headline().capitalize())}</h1>
 <div class="faint"><code>{escape(command)}</code>, {asked}</div>
@@ -185,13 +148,13 @@ def html(drill: Drill) -> str:
 {sections}
 <h2>Faults</h2><div class="wide"><table><tr><th>at</th><th>step</th><th>what was done</th><th>recovery</th>
 <th>longest pause</th></tr>{_faults(drill)}</table></div>
-<h2>How this was measured</h2>{HOW}
+<h2>How this was measured</h2>{METHOD.read_text()}
 </main></body></html>
 """
 
 
 _LEGEND = (
-    '<div class="faint">blue: trains; grey: starts, or waits as a spare; ✕ killed, ‖ stopped, ⚡ a bit flipped; '
+    '<div class="faint">blue: trains; grey: joins, is a spare or is paused; ✕ killed, ‖ stopped, ⚡ a bit flipped; '
     "shaded: an outage</div>"
 )
 

@@ -26,6 +26,7 @@ from holdfast.engine.api import joining
 from holdfast.engine.api.run import Run
 from holdfast.engine.gradients import Shares
 from holdfast.placement.bootstrap import run_script
+from holdfast.placement.directory import replace_file
 from holdfast.state.digest import digest_tensors
 from holdfast.state.naming import named_state
 from holdfast.state.optimizer import by_name
@@ -113,9 +114,7 @@ class Flipper:
             self._tell(step, "")
 
     def _tell(self, step: int, what: str) -> None:
-        partial = self._result.with_suffix(".new")
-        partial.write_text(json.dumps({"step": step, "what": what}))
-        partial.replace(self._result)
+        replace_file(self._result, json.dumps({"step": step, "what": what}))
 
 
 def watch_joins(directory: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from holdfast.drills.plan import Plan
+from holdfast.drills.plan import DrillPlan
 
 JITTER = 0.25  # of the period: kills that come like clockwork would always hit the same part of a step
 AFTER_OUTAGE_S = 2.0  # until somebody is killed again
@@ -41,7 +41,7 @@ class Planned:
 
 
 @dataclass
-class Done:
+class DoneFault:
     """A fault that was done. Times are seconds since 1970, as in the logs."""
 
     planned: Planned
@@ -54,7 +54,7 @@ class Done:
     note: str = ""
 
 
-def draw(plan: Plan) -> tuple[Planned, ...]:
+def draw(plan: DrillPlan) -> tuple[Planned, ...]:
     """All faults of the drill, by time."""
     rng = random.Random(f"drill {plan.seed}")  # a string: the same in every version of Python
     outages = _outages(plan, rng)
@@ -64,7 +64,7 @@ def draw(plan: Plan) -> tuple[Planned, ...]:
     return tuple(sorted(faults))
 
 
-def _outages(plan: Plan, rng: random.Random) -> list[Planned]:
+def _outages(plan: DrillPlan, rng: random.Random) -> list[Planned]:
     """Laid end to end in a drawn order, with the time that is left over drawn for the gaps between them."""
     wanted = [
         ("partition", plan.partition_s, plan.hosts),
@@ -87,7 +87,7 @@ def _outages(plan: Plan, rng: random.Random) -> list[Planned]:
     return faults
 
 
-def _kills(plan: Plan, rng: random.Random, apart: list[Planned]) -> list[Planned]:
+def _kills(plan: DrillPlan, rng: random.Random, apart: list[Planned]) -> list[Planned]:
     """One in every period, somewhere around its end."""
     if not plan.kill_every_s:
         return []
@@ -100,7 +100,7 @@ def _kills(plan: Plan, rng: random.Random, apart: list[Planned]) -> list[Planned
     return faults
 
 
-def _stops(plan: Plan, rng: random.Random, apart: list[Planned]) -> list[Planned]:
+def _stops(plan: DrillPlan, rng: random.Random, apart: list[Planned]) -> list[Planned]:
     """Spread over the time, one in each part of it; where an outage takes the whole part, there is none."""
     faults = []
     for number in range(plan.stop):

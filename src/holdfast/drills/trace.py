@@ -17,7 +17,7 @@ DIGITS = 16
 
 
 @dataclass(frozen=True)
-class Entry:
+class TraceEntry:
     """One step, as one worker applied it. `counted`: whose shards were added up; empty if it was sent the result."""
 
     worker: str
@@ -34,7 +34,7 @@ class Trace:
 
     names: tuple[str, ...] = ()
     plan: dict[str, Any] = field(default_factory=dict)
-    entries: list[Entry] = field(default_factory=list)  # of each worker in its order
+    entries: list[TraceEntry] = field(default_factory=list)  # of each worker in its order
 
     def commits(self, since: float = 0.0) -> dict[int, float]:
         """When each step was first applied by anybody; `since`: the run went back then, and what is later counts."""
@@ -43,8 +43,8 @@ class Trace:
             found.setdefault(entry.step, entry.at)
         return found
 
-    def of_worker(self) -> dict[str, list[Entry]]:
-        found: dict[str, list[Entry]] = {}
+    def of_worker(self) -> dict[str, list[TraceEntry]]:
+        found: dict[str, list[TraceEntry]] = {}
         for entry in self.entries:
             found.setdefault(entry.worker, []).append(entry)
         return found
@@ -79,15 +79,15 @@ class TraceReader:
         self.step = -1  # the newest that was applied
         self.begun: set[str] = set()  # workers that have applied a step, and so have the state
 
-    def look(self) -> list[Entry]:
+    def look(self) -> list[TraceEntry]:
         """What came since the last call."""
-        fresh: list[Entry] = []
+        fresh: list[TraceEntry] = []
         for path in sorted(self._directory.glob("*.trace")):
             fresh.extend(self._read(path))
         self.trace.entries.extend(fresh)
         return fresh
 
-    def _read(self, path: Path) -> Iterable[Entry]:
+    def _read(self, path: Path) -> Iterable[TraceEntry]:
         offset = self._offsets.get(path, 0)
         with path.open("rb") as file:
             file.seek(offset)
@@ -101,7 +101,7 @@ class TraceReader:
                 self.begun.add(entry.worker)
                 yield entry
 
-    def _parse(self, worker: str, line: bytes) -> Entry | None:
+    def _parse(self, worker: str, line: bytes) -> TraceEntry | None:
         try:
             record = json.loads(line)
             if "names" in record:
@@ -109,6 +109,6 @@ class TraceReader:
                 self.trace.plan = dict(record["plan"])
                 return None
             counted = tuple((str(member), tuple(map(int, shards))) for member, shards in record["c"])
-            return Entry(worker, int(record["s"]), float(record["t"]), int(record["v"]), str(record["d"]), counted)
+            return TraceEntry(worker, int(record["s"]), float(record["t"]), int(record["v"]), str(record["d"]), counted)
         except (KeyError, TypeError, ValueError, AttributeError):  # torn by a full disk
             return None

@@ -21,7 +21,7 @@ from holdfast.reduce.aggregators import Aggregator
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.paths import check_coverage, make_path, takes_two_rounds
-from holdfast.reduce.reduction import Brought, Kept, Path, all_gathered, bring, mean_metrics, present_in
+from holdfast.reduce.reduction import Brought, Kept, Path, ReductionTerms, all_gathered, bring, mean_metrics, present_in
 from holdfast.reduce.sums import Sums
 
 TENSORS_MAX = 1 << 20
@@ -155,13 +155,6 @@ class Gradients:
 
     def _path_in(self, group: Group, interrupted: Callable[[], str]) -> Path:
         if self._path is None:
-            self._path = make_path(
-                self._way.kind,
-                group,
-                self._arena,
-                self._shards,
-                small=self._way.small,
-                interrupted=interrupted,
-                aggregator=self._aggregator,
-            )
+            terms = ReductionTerms(self._shards, self._way.small, interrupted, self._aggregator)
+            self._path = make_path(self._way.kind, group, self._arena, terms)
         return self._path

@@ -23,21 +23,30 @@ def sentence(event: Event) -> str:
     """One line that is safe on a terminal, whatever a script has raised. Never fails: it is only a log."""
     kind = str(event.get("kind"))
     try:
-        text = _SENTENCES[kind](event)
+        template = _TEMPLATES.get(kind)
+        text = _SENTENCES[kind](event) if template is None else template.format_map(_Fields(event))
     except (KeyError, TypeError, ValueError, AttributeError):
         known = ("t", "who", "kind")
         fields = ", ".join(f"{name} {value}" for name, value in event.items() if name not in known)
         text = kind.replace("_", " ") + (f": {fields}" if fields else "")
-    return _one_line(text)
+    return one_line(text)
 
 
-def _one_line(text: str) -> str:
+class _Fields(dict[str, Any]):
+    """What a template may name: the event's fields, of which some may be missing, and `at`."""
+
+    def __missing__(self, name: str) -> Any:
+        return _at(self) if name == "at" else None
+
+
+def one_line(text: str) -> str:
+    """Whatever a script has raised: on one line, and no command to the terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def describe(event: Event) -> dict[str, Any]:
     """The event for a list: time, kind, about whom, what, why, the step, and anything that is long by itself."""
-    who, why = subject(event), _one_line(str(event.get("reason") or event.get("decided") or ""))
+    who, why = subject(event), one_line(str(event.get("reason") or event.get("decided") or ""))
     text = sentence(event).removeprefix(f"{who} ")
     if why:
         text = text.removesuffix(f": {why}").removesuffix(f" ({why})")
@@ -100,35 +109,19 @@ def first_line_of_code(stacks: str) -> str:
     return f"{PurePath(match[2]).name}:{match[3]} in {match[1]}" if match else ""
 
 
-def bytes_words(number: float) -> str:
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            break
-        number /= 1000
-    return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:,.1f} {unit}"
-
-
 def _at(event: Event) -> str:
     """Who has no state yet is at no step."""
     step = event.get("step")
     return f" at step {step}" if type(step) is int else ""
 
 
-# ---- one function for each kind
+# ---- the kinds: a template, or a function where fields decide what is said
 
 
 def _agent_started(event: Event) -> str:
     spares = f" and {count(int(event['spares']), 'spare')}" if event.get("spares") else ""
     what = "took over" if event.get("took_over") else "began"
     return f"the agent (process {event.get('pid')}) {what}: {count(int(event['workers']), 'worker')}{spares}"
-
-
-def _agent_stopped(event: Event) -> str:
-    return f"the agent ended: {event.get('reason')}, exit code {event.get('exit_code')}"
-
-
-def _worker_started(event: Event) -> str:
-    return f"{event.get('worker')} started (process {event.get('pid')})"
 
 
 def _worker_exited(event: Event) -> str:
@@ -152,29 +145,13 @@ def _scaled(event: Event) -> str:
     return f"the run shall have {count(int(event['workers']), 'worker')}, and had {event.get('was')}"
 
 
-def _run_finished(event: Event) -> str:
-    return f"the training is finished at step {event.get('step')}; weights {event.get('digest')}"
-
-
-def _registered(event: Event) -> str:
-    return f"{event.get('who')} stands in the ledger, at {event.get('address')}"
-
-
 def _view(event: Event) -> str:
     reason = event.get("reason")
     return f"view {event.get('view')}: {names(event['members'])}" + (f" ({reason})" if reason else "")
 
 
-def _lost(event: Event) -> str:
-    return f"{event.get('peer')} is lost to {event.get('who')}{_at(event)}: {event.get('reason')}"
-
-
 def _recovered(event: Event) -> str:
     return f"training goes on at step {event.get('step')}, {float(event.get('duration_s', 0)) * 1000:.0f} ms later"
-
-
-def _joined(event: Event) -> str:
-    return f"{event['who']} joined at step {event.get('step')}"
 
 
 def _progress(event: Event) -> str:
@@ -206,31 +183,8 @@ def _rebalanced(event: Event) -> str:
     return f"shards were moved at step {event.get('step')}: {shards}"
 
 
-def _slow(event: Event) -> str:
-    return f"{event.get('worker')} is slow: {slow_sentence(event)}"
-
-
-def _no_longer_slow(event: Event) -> str:
-    return f"{event.get('worker')} is no longer slow"
-
-
-def _waiting(event: Event) -> str:
-    return f"{event['who']} is paused{_at(event)}: {event.get('reason')}"
-
-
 def _checkpoint(event: Event) -> str:
     return f"step {event.get('step')} is saved to {event.get('uri')} ({float(event.get('bytes', 0)) / 1e6:,.1f} MB)"
-
-
-def _resumed(event: Event) -> str:
-    return f"training resumes at step {event.get('step')}, from {event.get('uri')}"
-
-
-def _storage_down(event: Event) -> str:
-    return (
-        f"{event['who']} cannot save to {event.get('uri')}; training goes on, "
-        f"the newest snapshot waits in memory: {event.get('reason')}"
-    )
 
 
 def _rewound(event: Event) -> str:
@@ -239,18 +193,10 @@ def _rewound(event: Event) -> str:
     return f"the run goes back to step {event.get('step')} or before{what}: {event.get('reason')}"
 
 
-def _skipped(event: Event) -> str:
-    return f"step {event.get('step')} is skipped: {event.get('reason')}"
-
-
 def _corruption(event: Event) -> str:
     liars = names(event.get("liars") or ())
     found = f"{liars} is wrong" if liars else "workers disagree"
     return f"corruption at step {event.get('step')}, {event.get('where')}: {found} ({event.get('decided')})"
-
-
-def _ledger_down(event: Event) -> str:
-    return f"{event['who']} cannot reach the ledger; the membership is frozen, training goes on: {event.get('reason')}"
 
 
 def _left(event: Event) -> str:
@@ -281,63 +227,59 @@ def unsaved_words(event: Event) -> str:
     return f"(step {event.get('step')}) is not saved: {event.get('reason')}; {newest} {event.get('uri')}"
 
 
-def _reached(event: Event) -> str:
-    return f"{event['who']} is through with its loop, at step {event.get('step')}"
-
-
-def _finished(event: Event) -> str:
-    return f"{event['who']} has finished, at step {event.get('step')}; weights {event.get('digest')}"
-
-
 def _failed(event: Event) -> str:
     at = f" (at {event['place']}, in step {event.get('step')})" if event.get("place") else ""
     return f"{event['who']} failed: {event.get('reason')}{at}"
 
 
+# Those that need nothing but an event's fields; `at` says the step of one that has a state.
+_TEMPLATES: Final[dict[str, str]] = {
+    "agent_stopped": "the agent ended: {reason}, exit code {exit_code}",
+    "worker_started": "{worker} started (process {pid})",
+    "run_finished": "the training is finished at step {step}; weights {digest}",
+    "registered": "{who} stands in the ledger, at {address}",
+    "lost": "{peer} is lost to {who}{at}: {reason}",
+    "joined": "{who} joined at step {step}",
+    "early_stop": "the script ends the training at step {step}: {reason}",
+    "no_longer_slow": "{worker} is no longer slow",
+    "host_silent": "host {host} is silent: no heartbeat for {seconds} s",
+    "host_back": "host {host} beats again, after {seconds} s",
+    "host_given_up": "the workers of host {host} are given up: {reason}",
+    "waiting": "{who} is paused{at}: {reason}",
+    "resumed": "training resumes at step {step}, from {uri}",
+    "storage_down": "{who} cannot save to {uri}; training goes on, the newest snapshot waits in memory: {reason}",
+    "storage_up": "storage is back",
+    "skipped": "step {step} is skipped: {reason}",
+    "script_mistake": "a mistake in the script: {reason}; {hint}",
+    "ledger_down": "{who} cannot reach the ledger; the membership is frozen, training goes on: {reason}",
+    "ledger_up": "the ledger is back",
+    "evicted": "{who} was evicted: {reason}",
+    "reached": "{who} is through with its loop, at step {step}",
+    "finished": "{who} has finished, at step {step}; weights {digest}",
+    "warning": "{who} warns: {text}",
+}
+
 _SENTENCES: Final[dict[str, Callable[[Event], str]]] = {
     "agent_started": _agent_started,
-    "agent_stopped": _agent_stopped,
-    "worker_started": _worker_started,
     "worker_exited": _worker_exited,
     "hung": _hung,
     "standstill": _standstill,
     "scaled": _scaled,
-    "run_finished": _run_finished,
-    "registered": _registered,
     "view": _view,
-    "lost": _lost,
     "recovered": _recovered,
-    "joined": _joined,
     "progress": _progress,
     "recorded": _recorded,
-    "early_stop": lambda event: f"the script ends the training at step {event.get('step')}: {event.get('reason')}",
     "spent": _spent,
     "rebalanced": _rebalanced,
-    "slow": _slow,
-    "no_longer_slow": _no_longer_slow,
+    "slow": lambda event: f"{event['worker']} is slow: {slow_sentence(event)}",
     "late": lambda event: f"{event['worker']} is late: {late_sentence(event)}",
     "caught_up": lambda event: f"{event['who']} was late and is back, {count(int(event['behind']), 'step')} later",
-    "host_silent": lambda event: f"host {event['host']} is silent: no heartbeat for {event['seconds']} s",
-    "host_back": lambda event: f"host {event['host']} beats again, after {event['seconds']} s",
-    "host_given_up": lambda event: f"the workers of host {event['host']} are given up: {event['reason']}",
-    "waiting": _waiting,
     "checkpoint": _checkpoint,
     "started_over": _started_over,
-    "resumed": _resumed,
-    "storage_down": _storage_down,
-    "storage_up": lambda event: "storage is back",
     "rewound": _rewound,
-    "skipped": _skipped,
     "corruption": _corruption,
-    "script_mistake": lambda event: f"a mistake in the script: {event['reason']}; {event['hint']}",
-    "ledger_down": _ledger_down,
-    "ledger_up": lambda event: "the ledger is back",
-    "evicted": lambda event: f"{event['who']} was evicted: {event.get('reason')}",
     "left": _left,
     "cut_short": _cut_short,
     "unsaved": _unsaved,
-    "reached": _reached,
-    "finished": _finished,
     "failed": _failed,
-    "warning": lambda event: f"{event['who']} warns: {event.get('text')}",
 }

@@ -5,5 +5,6 @@
     embedded.py    a ledger for one host: a durable server in the agent, clients in the workers
 
 Below those: machine.py decides (pure), journal.py makes decisions durable, trust/ proves that a connection
-belongs to the run, wire.py is what is said on it, connection.py and server.py serve, channel.py and client.py ask.
+belongs to the run, wire.py is what is said on it, requests.py what each call means, connection.py and server.py serve,
+channel.py and client.py ask.
 """

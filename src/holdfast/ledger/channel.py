@@ -71,7 +71,7 @@ def connect(
             return Channel(dial_address(f"unix:{path}", keys, LEDGER, handshake_deadline))
         except ProtocolError as error:
             raise LedgerRefused(
-                f"whoever listens on {path} is not this run's ledger: {error.message}",
+                f"the process that listens on {path} is not this run's ledger: {error.message}",
                 hint="use the secret of the run that the agent on this host serves",
             ) from error
         except PeerError as error:

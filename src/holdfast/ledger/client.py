@@ -16,23 +16,22 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from holdfast.core.errors import LedgerUnavailable, PeerError, ProtocolError
 from holdfast.ledger import wire
 from holdfast.ledger.channel import RETRY_S_MIN, Channel, check_socket_path, connect
-from holdfast.ledger.machine import check_key, check_prefix, check_ttl, check_value
-from holdfast.ledger.port import Change, Entry, Reading
+from holdfast.ledger.machine import check_prefix
+from holdfast.ledger.port import Change, Reading
+from holdfast.ledger.requests import RequestedLedger
 from holdfast.ledger.wire import Request
 
 TIMEOUT_S = 2.0
 _REPEATABLE = ("get", "read", "keep_alive", "revoke")
 _HANDSHAKE_S_MIN = 0.25  # a watch that is only polled still gives a server this long to prove itself
 
-Answer = TypeVar("Answer")
 
-
-class EmbeddedLedger:
+class EmbeddedLedger(RequestedLedger):
     """The ledger that an EmbeddedServer serves on `socket_path`. It connects with the first call."""
 
     def __init__(self, socket_path: Path, secret: bytes, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -46,47 +45,6 @@ class EmbeddedLedger:
         self._closed = False
         self._opening = threading.Lock()  # so that no watch is opened behind the back of `close`
         self._watches: weakref.WeakSet[EmbeddedWatch] = weakref.WeakSet()
-
-    def get(self, key: str) -> Entry | None:
-        check_key(key)
-        request = Request(id=0, op="get", key=key)
-        return self._call(request, lambda row: None if row is None else wire.decode_entry(row))
-
-    def read(self, prefix: str) -> Reading:
-        check_prefix(prefix)
-        return self._call(Request(id=0, op="read", prefix=prefix), _decode_reading)
-
-    def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
-        check_key(key)
-        check_value(value)
-        request = Request(id=0, op="put", key=key, value=value, lease=lease)
-        return self._call(request, wire.decode_integer)
-
-    def compare_and_set(
-        self, key: str, value: bytes, *, expected: int, lease: int = 0, while_at: tuple[str, int] | None = None
-    ) -> int | None:
-        check_key(key)
-        check_value(value)
-        if while_at is not None:
-            check_key(while_at[0])
-        request = Request(
-            id=0, op="compare_and_set", key=key, value=value, lease=lease, expected=expected, while_at=while_at
-        )
-        return self._call(request, lambda result: None if result is None else wire.decode_integer(result))
-
-    def delete(self, key: str) -> bool:
-        check_key(key)
-        return self._call(Request(id=0, op="delete", key=key), bool)
-
-    def grant(self, ttl_s: float) -> int:
-        check_ttl(ttl_s)
-        return self._call(Request(id=0, op="grant", ttl_s=ttl_s), wire.decode_integer)
-
-    def keep_alive(self, lease: int) -> float:
-        return self._call(Request(id=0, op="keep_alive", lease=lease), wire.decode_seconds)
-
-    def revoke(self, lease: int) -> None:
-        self._call(Request(id=0, op="revoke", lease=lease), bool)
 
     def watch(self, prefix: str, *, revision: int) -> EmbeddedWatch:
         check_prefix(prefix)
@@ -111,7 +69,7 @@ class EmbeddedLedger:
 
     # -- inside
 
-    def _call(self, request: Request, decode: Callable[[Any], Answer]) -> Answer:
+    def _ask(self, request: Request) -> Any:
         deadline = time.monotonic() + self._timeout_s
         if not self._turn.acquire(timeout=self._timeout_s):
             raise LedgerUnavailable("other calls to the ledger are still waiting for their answers")
@@ -127,7 +85,7 @@ class EmbeddedLedger:
                     _check_time(deadline, error)
                     continue
                 try:
-                    return decode(self._result(channel, deadline))
+                    return _DECODERS[request.op](self._result(channel, deadline))
                 except (OSError, PeerError) as error:
                     self._drop()  # a late answer must not be taken for that of the next call
                     if request.op not in _REPEATABLE:
@@ -227,7 +185,7 @@ class EmbeddedWatch:
         patience = max(deadline, time.monotonic() + _HANDSHAKE_S_MIN)
         channel = connect(self._socket_path, self._secret, deadline, patience, closed=lambda: self._closed)
         try:
-            request = Request(id=0, op="watch", prefix=self._prefix, revision=self._revision)
+            request = Request(op="watch", prefix=self._prefix, revision=self._revision)
             channel.send(wire.encode_request(request), patience)
         except BaseException:
             channel.close()
@@ -250,6 +208,18 @@ def _decode_reading(message: Any) -> Reading:
     if not isinstance(message, dict):
         raise ProtocolError("the server answered without entries")
     return Reading(wire.decode_entries(message.get("entries")), wire.decode_integer(message.get("revision")))
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "get": lambda row: None if row is None else wire.decode_entry(row),
+    "read": _decode_reading,
+    "put": wire.decode_integer,
+    "compare_and_set": lambda result: None if result is None else wire.decode_integer(result),
+    "delete": bool,
+    "grant": wire.decode_integer,
+    "keep_alive": wire.decode_seconds,
+    "revoke": bool,
+}
 
 
 def _check_time(deadline: float, error: Exception) -> None:

@@ -19,7 +19,7 @@ _READ_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class ConnectionPatience:
     """How long a connection may take: for the handshake, for one frame to arrive, for its output to be taken."""
 
     handshake_s: float = 2.0
@@ -35,9 +35,9 @@ class WatchCursor:
 
 
 @dataclass(eq=False)
-class Connection:
+class LedgerConnection:
     sock: socket.socket
-    patience: Patience
+    patience: ConnectionPatience
     watch: WatchCursor | None = None
     frames: Iterator[bytes] | None = None  # the rest of the answer
     closing: bool = False  # once the output is out

@@ -8,7 +8,7 @@ on; when it is back, they find it by themselves.
 from __future__ import annotations
 
 from holdfast.ledger.client import EmbeddedLedger, EmbeddedWatch
-from holdfast.ledger.connection import Patience
+from holdfast.ledger.connection import ConnectionPatience
 from holdfast.ledger.server import EmbeddedServer, ServerLimits
 
-__all__ = ["EmbeddedLedger", "EmbeddedServer", "EmbeddedWatch", "Patience", "ServerLimits"]
+__all__ = ["ConnectionPatience", "EmbeddedLedger", "EmbeddedServer", "EmbeddedWatch", "ServerLimits"]

@@ -26,7 +26,7 @@ from typing import Any
 import xxhash
 
 from holdfast.core.errors import ConfigError, IntegrityError, LedgerRefused, ProtocolError, StorageError
-from holdfast.ledger.machine import Delete, End, Grant, Image, LedgerMachine, Put, Record
+from holdfast.ledger.machine import Delete, Grant, Image, LeaseEnd, LedgerMachine, Put, Record
 from holdfast.ledger.port import Entry
 from holdfast.ledger.wire import (
     decode_bytes,
@@ -61,7 +61,6 @@ class Journal:
         self._garbage_bytes_max = garbage_bytes_max
         self._file = -1
         self._size = 0  # up to here the log is whole and on disk
-        self._image_bytes = 0
         self._compact_at = 0
         self._suspect = ""  # why the end of the file cannot be trusted, until it is written anew
 
@@ -165,7 +164,7 @@ class Journal:
         if self._file >= 0:
             os.close(self._file)
         self._file, self._size, self._suspect = file, size, ""
-        self._set_image_bytes(size)
+        self._compact_after(size)
         try:
             _sync_directory(self._directory)
         except OSError as error:
@@ -173,8 +172,7 @@ class Journal:
             self._suspect = str(error)
             raise
 
-    def _set_image_bytes(self, size: int) -> None:
-        self._image_bytes = size
+    def _compact_after(self, size: int) -> None:
         self._compact_at = size + max(self._garbage_bytes_max, size)
 
     # -- reading back
@@ -198,7 +196,7 @@ class Journal:
         # What was read may be only in memory yet, if the server died between writing and syncing.
         os.fsync(self._file)
         self._size = end
-        self._set_image_bytes(image_end)
+        self._compact_after(image_end)
         return machine
 
 
@@ -315,7 +313,7 @@ def _decode_record(fields: list[Any]) -> Record:
         case ["grant", lease, ttl_s]:
             return Grant(decode_integer(lease), decode_seconds(ttl_s))
         case ["end", lease, revision]:
-            return End(decode_integer(lease), decode_integer(revision))
+            return LeaseEnd(decode_integer(lease), decode_integer(revision))
     raise ProtocolError(f"no such record: {str(fields)[:80]}")
 
 

@@ -49,14 +49,14 @@ class Grant:
 
 
 @dataclass(frozen=True)
-class End:
+class LeaseEnd:
     """A lease is over and its keys, in order, are deleted with the revisions from `revision` on."""
 
     lease: int
     revision: int
 
 
-Record = Put | Delete | Grant | End
+Record = Put | Delete | Grant | LeaseEnd
 
 
 @dataclass(frozen=True)
@@ -165,10 +165,10 @@ class LedgerMachine:
             raise LedgerRefused(f"the ledger holds {LEASES_MAX} leases already, which is its limit")
         return Grant(self._next_lease, ttl_s)
 
-    def revoke(self, lease: int) -> End | None:
-        return End(lease, self.revision + 1) if lease in self._leases else None
+    def revoke(self, lease: int) -> LeaseEnd | None:
+        return LeaseEnd(lease, self.revision + 1) if lease in self._leases else None
 
-    def overdue(self, now: float) -> End | None:
+    def overdue(self, now: float) -> LeaseEnd | None:
         """The end of the lease that has been overdue for longest, if any is. Ask again until it is None."""
         if now < self._earliest:
             return None
@@ -176,7 +176,7 @@ class LedgerMachine:
         if now < self._earliest:
             return None
         lease = min(self._leases, key=lambda one: (self._leases[one].deadline, one))
-        return End(lease, self.revision + 1)
+        return LeaseEnd(lease, self.revision + 1)
 
     # -- changing
 

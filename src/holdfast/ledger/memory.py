@@ -10,13 +10,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from holdfast.core.errors import LedgerUnavailable
 from holdfast.ledger.machine import LedgerMachine, Record
-from holdfast.ledger.port import Change, Entry, Reading
+from holdfast.ledger.port import Change
+from holdfast.ledger.requests import RequestedLedger, perform
+from holdfast.ledger.wire import Request
 
 
-class MemoryLedger:
+class MemoryLedger(RequestedLedger):
     """port.Ledger over a machine. Share one instance, or open several over one with `another`."""
 
     def __init__(self, machine: LedgerMachine | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,60 +34,10 @@ class MemoryLedger:
         twin._changed = self._changed
         return twin
 
-    def get(self, key: str) -> Entry | None:
+    def _ask(self, request: Request) -> Any:
         with self._changed:
             self._enter()
-            return self._machine.get(key)
-
-    def read(self, prefix: str) -> Reading:
-        with self._changed:
-            self._enter()
-            return self._machine.read(prefix)
-
-    def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
-        with self._changed:
-            self._enter()
-            record = self._machine.put(key, value, lease=lease)
-            self._commit(record)
-            return record.revision
-
-    def compare_and_set(
-        self, key: str, value: bytes, *, expected: int, lease: int = 0, while_at: tuple[str, int] | None = None
-    ) -> int | None:
-        with self._changed:
-            self._enter()
-            record = self._machine.compare_and_set(key, value, expected=expected, lease=lease, while_at=while_at)
-            if record is None:
-                return None
-            self._commit(record)
-            return record.revision
-
-    def delete(self, key: str) -> bool:
-        with self._changed:
-            self._enter()
-            record = self._machine.delete(key)
-            if record is not None:
-                self._commit(record)
-            return record is not None
-
-    def grant(self, ttl_s: float) -> int:
-        with self._changed:
-            self._enter()
-            record = self._machine.grant(ttl_s)
-            self._commit(record)
-            return record.lease
-
-    def keep_alive(self, lease: int) -> float:
-        with self._changed:
-            self._enter()
-            return self._machine.keep_alive(lease, self._clock())
-
-    def revoke(self, lease: int) -> None:
-        with self._changed:
-            self._enter()
-            record = self._machine.revoke(lease)
-            if record is not None:
-                self._commit(record)
+            return perform(self._machine, request, self._clock(), self._commit)
 
     def watch(self, prefix: str, *, revision: int) -> MemoryWatch:
         with self._changed:

@@ -23,9 +23,11 @@ from pathlib import Path
 from holdfast.core.errors import ConfigError, LedgerError, LedgerRefused, ProtocolError
 from holdfast.ledger import wire
 from holdfast.ledger.channel import check_socket_path
-from holdfast.ledger.connection import Connection, Patience, WatchCursor
+from holdfast.ledger.connection import ConnectionPatience, LedgerConnection, WatchCursor
 from holdfast.ledger.journal import GARBAGE_BYTES_MAX, Journal
 from holdfast.ledger.machine import LedgerMachine, Record
+from holdfast.ledger.port import Entry, Reading
+from holdfast.ledger.requests import perform
 from holdfast.ledger.wire import LEDGER, Request
 from holdfast.net.acceptor import AcceptLimits, Acceptor
 from holdfast.net.proving import Proving
@@ -46,7 +48,7 @@ class ServerLimits:
 
     connections_max: int = 1024
     unproven_max: int = 128
-    patience: Patience = field(default_factory=Patience)
+    patience: ConnectionPatience = field(default_factory=ConnectionPatience)
     stall_s: float = 0.5  # a turn of the loop that took longer was a stall, and leases are put off by it
     garbage_bytes_max: int = GARBAGE_BYTES_MAX
 
@@ -131,9 +133,9 @@ class _Loop:
         self._woken = woken
         self._limits = limits
         self._clock = clock
-        self._connections: set[Connection] = set()
-        self._watchers: set[Connection] = set()
-        self._busy: set[Connection] = set()  # they have more requests than their share of a turn
+        self._connections: set[LedgerConnection] = set()
+        self._watchers: set[LedgerConnection] = set()
+        self._busy: set[LedgerConnection] = set()  # they have more requests than their share of a turn
         self._selector = selectors.DefaultSelector()
         keys = Keys.from_secret(secret)
         self._acceptor = Acceptor(
@@ -194,7 +196,7 @@ class _Loop:
                 self._serve(key.data, events)
         return True
 
-    def _serve(self, connection: Connection, events: int) -> None:
+    def _serve(self, connection: LedgerConnection, events: int) -> None:
         """Move one connection on as far as it goes without waiting."""
         try:
             if events & _READ and not connection.receive():
@@ -223,53 +225,21 @@ class _Loop:
         self._listen_for(connection, reading | (_WRITE if connection.sending else 0))
         connection.rearm(self._clock())
 
-    def _answer(self, connection: Connection, request: Request) -> None:
+    def _answer(self, connection: LedgerConnection, request: Request) -> None:
         try:
-            if request.op == "read":
-                reading = self._machine.read(request.prefix)
-                connection.frames = wire.reading_frames(request.id, reading.entries, reading.revision)
-            elif request.op == "watch":
+            if request.op == "watch":
                 connection.watch = WatchCursor(request.prefix, request.revision, request.revision)
                 self._watchers.add(connection)
                 self._feed(connection, connection.watch)
+                return
+            result = perform(self._machine, request, self._clock(), self._commit)
+            if isinstance(result, Reading):
+                connection.frames = wire.reading_frames(request.id, result.entries, result.revision)
             else:
-                connection.send(wire.result_frame(request.id, self._do(request)))
+                plain = wire.encode_entry(result) if isinstance(result, Entry) else result
+                connection.send(wire.result_frame(request.id, plain))
         except LedgerError as error:
             connection.send(wire.error_frame(request.id, error))
-
-    def _do(self, request: Request) -> object:
-        machine = self._machine
-        key, value, lease = request.key, request.value, request.lease
-        record: Record | None
-        if request.op == "get":
-            entry = machine.get(key)
-            return None if entry is None else wire.encode_entry(entry)
-        if request.op == "keep_alive":
-            return machine.keep_alive(lease, self._clock())
-        if request.op == "put":
-            record = machine.put(key, value, lease=lease)
-            self._commit(record)
-            return record.revision
-        if request.op == "compare_and_set":
-            record = machine.compare_and_set(
-                key, value, expected=request.expected, lease=lease, while_at=request.while_at
-            )
-            if record is None:
-                return None
-            self._commit(record)
-            return record.revision
-        if request.op == "grant":
-            record = machine.grant(request.ttl_s)
-            self._commit(record)
-            return record.lease
-        if request.op == "delete":
-            record = machine.delete(key)
-        else:
-            assert request.op == "revoke", request.op
-            record = machine.revoke(lease)
-        if record is not None:
-            self._commit(record)
-        return record is not None
 
     def _commit(self, record: Record) -> None:
         self._journal.append(record, self._machine)
@@ -293,7 +263,7 @@ class _Loop:
             if connection.watch.revision != self._machine.revision and not connection.sending:
                 self._serve(connection, 0)
 
-    def _feed(self, connection: Connection, watch: WatchCursor) -> None:
+    def _feed(self, connection: LedgerConnection, watch: WatchCursor) -> None:
         """Start sending what a watch has not seen. What it missed for good it is told, and it ends."""
         try:
             changes = self._machine.changes_after(watch.revision, watch.prefix)
@@ -309,12 +279,12 @@ class _Loop:
     # -- connections
 
     def _welcome(self, newcomer: Proving) -> None:
-        connection = Connection(newcomer.sock, self._limits.patience)
+        connection = LedgerConnection(newcomer.sock, self._limits.patience)
         connection.rearm(self._clock())
         self._connections.add(connection)
         self._selector.register(connection.sock, _READ, connection)
 
-    def _listen_for(self, connection: Connection, events: int) -> None:
+    def _listen_for(self, connection: LedgerConnection, events: int) -> None:
         if self._selector.get_key(connection.sock).events != events:
             self._selector.modify(connection.sock, events, connection)
 
@@ -322,7 +292,7 @@ class _Loop:
         for connection in [one for one in self._connections if one.deadline <= now]:
             self._close(connection)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: LedgerConnection) -> None:
         self._connections.discard(connection)
         self._watchers.discard(connection)
         self._busy.discard(connection)

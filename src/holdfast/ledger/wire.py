@@ -49,8 +49,8 @@ _ERRORS = {kind.__name__: kind for kind in (LedgerUnavailable, LedgerRefused, Le
 class Request:
     """A request as it came in, every field checked for its type. Those that `op` does not have are empty."""
 
-    id: int
     op: str
+    id: int = 0
     key: str = ""
     prefix: str = ""
     value: bytes = b""

@@ -14,6 +14,16 @@ IDLE_S = 30.0
 LOCAL_NAME: Final = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 
 
+class QuietHandler(BaseHTTPRequestHandler):
+    """Says neither what it runs on nor, on the terminal, who has asked."""
+
+    server_version = "holdfast"
+    sys_version = ""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
 class SmallServer(ThreadingHTTPServer):
     """Serves until it is closed. Threads: `name` accepts; each connection has one, at most `connections` of them.
 

@@ -56,7 +56,6 @@ class RunRecord:
         self.ended = ""  # why the last agent stopped
         self.exit_code: object = None  # and what it said that it ended with
         self.reported = False  # an agent has said that the run is finished
-        self.unwritten = False  # and that the ledger could not be told
         # the training
         self.step = 0
         self.steps = 0
@@ -129,7 +128,7 @@ class RunRecord:
         self.agent, self.ended, self.exit_code = "ended", str(event.get("reason", "")), event.get("exit_code")
 
     def on_run_finished(self, event: Event, at: float, number: int) -> None:
-        self.reported, self.unwritten = True, event.get("in_ledger") is False
+        self.reported = True
 
     # -- the training --------------------------------------------------------------------------------------
 

@@ -32,7 +32,8 @@ _TOLD_BY_MANY: Final[dict[str, tuple[str, ...]]] = {
     "skipped": ("step",),
     "rewound": ("number",),
     "started_over": ("view",),
-    "corruption": ("step", "where"),
+    "corruption": ("step", "where", "decided"),
+    "script_mistake": ("where",),
     "early_stop": ("step",),
 }
 
@@ -74,6 +75,8 @@ class RecentEvents:
             if len(self._told) > TOLD_MAX:
                 del self._told[next(iter(self._told))]
         known.newest.append((number, event))
+        if kind == "rewound":  # the steps come again, and what is skipped then is news
+            self._told = {key: None for key in self._told if key[0] != "skipped"}
         return True
 
     @property

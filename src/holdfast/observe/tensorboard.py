@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,6 @@ from holdfast.events import EventReader
 from holdfast.observe.scalars import Scalars
 
 LOOK_S = 1.0
-
-
-@contextmanager
-def curves_beside(events: Path, place: str | None) -> Iterator[None]:
-    """Write them for as long as the agent runs."""
-    if place is None:
-        yield
-        return
-    curves = Curves(events, Path(place).expanduser())
-    try:
-        yield
-    finally:
-        curves.close()
 
 
 class Curves:

@@ -96,13 +96,16 @@ def _silence(out: TextIO) -> None:
 
 
 class Narrator:
-    """Turns events into sentences. Every survivor tells of the same thing: it is said once."""
+    """Turns events into sentences. Every survivor tells of the same thing: it is said once.
 
-    # Of these there is something to say each time; the methods below know what was said before.
-    ALWAYS = (
+    What the record of the run knows to be told by many (observe/recent.py) comes with the word whether it is news.
+    """
+
+    # Of these there is something to say each time that they are news; the methods below know what was said before.
+    TOLD = (
         *("worker_started", "worker_exited", "hung", "standstill", "joined", "evicted", "resumed"),
-        *("slow", "no_longer_slow", "late", "caught_up", "warning", "failed"),
-        *("host_silent", "host_back", "host_given_up"),
+        *("slow", "no_longer_slow", "late", "caught_up", "warning", "failed", "script_mistake"),
+        *("host_silent", "host_back", "host_given_up", "recovered", "corruption", "rewound", "started_over", "skipped"),
     )
 
     def __init__(self) -> None:
@@ -110,25 +113,16 @@ class Narrator:
         self._lost: dict[str, Mapping[str, Any]] = {}  # of whom a member tells that it lost them, until it is sure
         self._said_lost: set[str] = set()
         self._waits: set[str] = set()  # why workers do not get on, since the last view
-        self._recovered = -1
         self._ledger_down = False
         self._unsaved: set[str] = set()  # who said that storage is away
-        self._saved = False
-        self._rewinds = 0
-        self._started_over = -1
-        self._skipped = -1
         self._recorded = (-1, float("-inf"))  # the step and the time of what was said last
-        self._said: tuple[int, Any] = (-1, None)
-        self._stopped = False
-        self._corruption: tuple[Any, ...] = ()
-        self._mistake = ""
-        self._ends: set[str] = set()  # the kinds of bad ends that were told of
+        self._once: set[str] = set()  # the kinds that are said once, and were
 
-    def sentence(self, event: Mapping[str, Any]) -> str:
+    def sentence(self, event: Mapping[str, Any], *, news: bool = True) -> str:
         """The sentence for an event, or "" where there is nothing new to say."""
-        is_news = getattr(self, f"_on_{event['kind']}", None)
-        news = event["kind"] in self.ALWAYS if is_news is None else is_news(event)
-        return sentence(event) if news else ""
+        to_say = getattr(self, f"_on_{event['kind']}", None)
+        said = news and (event["kind"] in self.TOLD if to_say is None else to_say(event))
+        return sentence(event) if said else ""
 
     def _on_view(self, event: Mapping[str, Any]) -> bool:
         before, self._view = self._view, max(self._view, int(event.get("view", 0)))
@@ -156,25 +150,13 @@ class Narrator:
         self._waits.add(reason)
         return len(self._waits) > said
 
-    def _on_recovered(self, event: Mapping[str, Any]) -> bool:
-        before, self._recovered = self._recovered, max(self._recovered, int(event.get("view", 0)))
-        return self._recovered > before
-
     def _on_cut_short(self, event: Mapping[str, Any]) -> bool:
-        said = str(event["kind"]) in self._ends
-        self._ends.add(str(event["kind"]))
-        return not said  # every worker tells
+        """Every worker tells, of checkpoints each; of later checkpoints the progress line tells."""
+        said = str(event["kind"]) in self._once
+        self._once.add(str(event["kind"]))
+        return not said
 
-    _on_unsaved = _on_cut_short
-
-    def _on_corruption(self, event: Mapping[str, Any]) -> bool:
-        before = self._corruption
-        self._corruption = (event.get("step"), event.get("where"), event.get("decided"))
-        return self._corruption != before  # every member tells
-
-    def _on_script_mistake(self, event: Mapping[str, Any]) -> bool:
-        before, self._mistake = self._mistake, str(event.get("where"))
-        return self._mistake != before  # every member tells
+    _on_unsaved = _on_checkpoint = _on_early_stop = _on_cut_short
 
     def _on_ledger_down(self, event: Mapping[str, Any]) -> bool:
         said, self._ledger_down = self._ledger_down, True
@@ -184,39 +166,13 @@ class Narrator:
         said, self._ledger_down = self._ledger_down, False
         return said
 
-    def _on_checkpoint(self, event: Mapping[str, Any]) -> bool:
-        """The first is said; of the later ones the progress line tells."""
-        said, self._saved = self._saved, True
-        return not said
-
     def _on_recorded(self, event: Mapping[str, Any]) -> bool:
         """A new best is always said. A script may record something at every step, so others now and then."""
         step, when = int(event.get("step", 0)), float(event["t"])
         due = step != self._recorded[0] and when - self._recorded[1] >= RECORDED_PERIOD_S
-        if (step, event.get("metrics")) == self._said or not (event.get("best") or due):
-            return False
-        self._said = step, event.get("metrics")
-        self._recorded = step, when
-        return True
-
-    def _on_early_stop(self, event: Mapping[str, Any]) -> bool:
-        said, self._stopped = self._stopped, True
-        return not said
-
-    def _on_rewound(self, event: Mapping[str, Any]) -> bool:
-        number = int(event.get("number", 0))
-        if number <= self._rewinds:
-            return False
-        self._rewinds, self._skipped = number, -1
-        return True
-
-    def _on_started_over(self, event: Mapping[str, Any]) -> bool:
-        before, self._started_over = self._started_over, int(event.get("view", 0))
-        return self._started_over != before
-
-    def _on_skipped(self, event: Mapping[str, Any]) -> bool:
-        before, self._skipped = self._skipped, max(self._skipped, int(event.get("step", 0)))
-        return self._skipped > before
+        if event.get("best") or due:
+            self._recorded = step, when
+        return bool(event.get("best") or due)
 
     def _on_storage_down(self, event: Mapping[str, Any]) -> bool:
         said = bool(self._unsaved)

@@ -74,6 +74,13 @@ def runs_in(home: Path) -> list[RunDirectory]:
     return found
 
 
+def replace_file(path: Path, content: str) -> None:
+    """Whoever reads it meanwhile finds the old one or the new one, whole."""
+    partial = path.with_name(f".{path.name}.new")
+    partial.write_text(content)
+    partial.replace(path)
+
+
 class RunDirectory:
     """Paths of one run, or of one host's part of it: hosts may share a home directory."""
 
@@ -163,9 +170,7 @@ class RunDirectory:
         return value if isinstance(value, dict) else {}
 
     def write(self, value: Mapping[str, Any]) -> None:
-        partial = self.path / "run.json.new"
-        partial.write_text(json.dumps(value, indent=1) + "\n")
-        partial.replace(self.path / "run.json")
+        replace_file(self.path / "run.json", json.dumps(value, indent=1) + "\n")
 
     def socket_dir(self) -> Path:
         """A private directory with a short path: the one that living workers know, or a new one."""

@@ -16,11 +16,10 @@ import torch
 
 from holdfast.core.words import host_of
 from holdfast.net.groups import BrokenGroup, Group
-from holdfast.reduce.aggregators import MEAN, Aggregator
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.network import SliceExchange
-from holdfast.reduce.reduction import Brought
+from holdfast.reduce.reduction import Brought, ReductionTerms
 from holdfast.reduce.shared_memory import check_stamps
 from holdfast.reduce.tree import Range, leaves_over, tree_over
 
@@ -30,18 +29,9 @@ class Hosts:
 
     two_rounds = True
 
-    def __init__(
-        self,
-        group: Group,
-        shards: int,
-        arenas: Mapping[str, Arena],
-        *,
-        small: bool,
-        interrupted: Callable[[], str],
-        aggregator: Aggregator = MEAN,
-    ) -> None:
+    def __init__(self, group: Group, arenas: Mapping[str, Arena], terms: ReductionTerms) -> None:
         self._group = group
-        self._tree = leaves_over(shards) if aggregator.by_shard else tree_over(shards)
+        self._tree = leaves_over(terms.shards) if terms.aggregator.by_shard else tree_over(terms.shards)
         self._arenas = arenas
         self._hosts = by_host(group.view.members)
         self._neighbours = self._hosts[host_of(group.me)]
@@ -50,9 +40,7 @@ class Hosts:
         self._freed = False
         self.bulk: frozenset[str] = frozenset()
         if group.me in leaders:
-            self._exchange = SliceExchange(
-                group, leaders, shards, small=small, interrupted=interrupted, aggregator=aggregator
-            )
+            self._exchange = SliceExchange(group, leaders, terms)
             self.bulk = frozenset(leaders) - {group.me}
 
     def reduce(

@@ -14,11 +14,10 @@ from itertools import zip_longest
 import torch
 
 from holdfast.net.groups import Group
-from holdfast.reduce.aggregators import MEAN, Aggregator
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.arithmetic import sum_into
 from holdfast.reduce.layout import Layout, slice_bounds
-from holdfast.reduce.reduction import Brought
+from holdfast.reduce.reduction import Brought, ReductionTerms
 from holdfast.reduce.tree import Range
 
 BLOCK_BYTES = 4 * 1024 * 1024  # sums are sent in blocks: while one is on its way, the next is added up
@@ -31,22 +30,11 @@ class Network:
 
     two_rounds = False  # a member that has the mean has heard from everyone: that is the barrier
 
-    def __init__(
-        self,
-        group: Group,
-        shards: int,
-        arena: Arena,
-        *,
-        small: bool,
-        interrupted: Callable[[], str],
-        aggregator: Aggregator = MEAN,
-    ) -> None:
+    def __init__(self, group: Group, arena: Arena, terms: ReductionTerms) -> None:
         self.bulk = frozenset(group.view.members) - {group.me}
         self._group = group
         self._arena = arena
-        self._exchange = SliceExchange(
-            group, group.view.members, shards, small=small, interrupted=interrupted, aggregator=aggregator
-        )
+        self._exchange = SliceExchange(group, group.view.members, terms)
 
     def reduce(
         self, step: int, layout: Layout, members: Sequence[str], brought: Mapping[str, Brought]
@@ -67,23 +55,11 @@ class SliceExchange:
     are sent. So it needs memory for its slice of the other parties' nodes, less one, and for one block.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        parties: Sequence[str],
-        shards: int,
-        *,
-        small: bool,
-        interrupted: Callable[[], str],
-        aggregator: Aggregator = MEAN,
-    ) -> None:
-        self._aggregator = aggregator
+    def __init__(self, group: Group, parties: Sequence[str], terms: ReductionTerms) -> None:
         self._group = group
         self._parties = tuple(parties)
         self._rank = self._parties.index(group.me)
-        self._shards = shards
-        self._small = small
-        self._interrupted = interrupted
+        self._terms = terms
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._block = torch.empty(0, dtype=torch.uint8)
 
@@ -98,12 +74,12 @@ class SliceExchange:
 
         The mean is in `result` afterwards. Nothing else is changed, so that all this can be done again.
         """
-        parts = 1 if self._small else len(self._parties)
+        parts = 1 if self._terms.small else len(self._parties)
         means = _cut(layout, result, parts)
         mine = means[self._rank % parts]
         slots = [(node, _cut(layout, slot, parts)) for node, slot in here]
         places = self._make_places(nodes, mine)
-        if self._small:
+        if self._terms.small:
             self._gather_at_once(slots, nodes, places)
         else:
             self._gather_in_rounds(slots, nodes, places)
@@ -113,8 +89,8 @@ class SliceExchange:
         order = tuple(node for node, _ in operands)
         for index, out in enumerate(mine):
             vectors = [vectors[index] for _, vectors in operands]
-            self._aggregator.combine_into(out, vectors, order, self._shards, (0, out.numel()))
-        if not self._small:
+            self._terms.aggregator.combine_into(out, vectors, order, self._terms.shards, (0, out.numel()))
+        if not self._terms.small:
             self._hand_out(means)
 
     def _make_places(self, nodes: Mapping[str, tuple[Range, ...]], mine: Vectors) -> dict[tuple[str, Range], Vectors]:
@@ -148,7 +124,7 @@ class SliceExchange:
         receives = [
             (party, [view for node in nodes[party] for view in _blocks(places[party, node])]) for party in others
         ]
-        self._group.exchange([(party, sends) for party in others], receives, interrupted=self._interrupted)
+        self._group.exchange([(party, sends) for party in others], receives, interrupted=self._terms.interrupted)
 
     def _gather_in_rounds(
         self,
@@ -163,13 +139,13 @@ class SliceExchange:
             for out, into in zip_longest(outgoing, incoming):
                 sends = [] if out is None else [(to, [out])]
                 receives = [] if into is None else [(source, [into])]
-                self._group.exchange(sends, receives, interrupted=self._interrupted)
+                self._group.exchange(sends, receives, interrupted=self._terms.interrupted)
 
     def _hand_out(self, means: Sequence[Vectors]) -> None:
         own = [_bytes_of(vector) for vector in means[self._rank]]
         for to, source in self._rounds():
             theirs = [_bytes_of(vector) for vector in means[self._parties.index(source)]]
-            self._group.exchange([(to, own)], [(source, theirs)], interrupted=self._interrupted)
+            self._group.exchange([(to, own)], [(source, theirs)], interrupted=self._terms.interrupted)
 
     def _rounds(self) -> Iterator[tuple[str, str]]:
         """To the r-th party after me, from the r-th before: one stream out and one in.
@@ -198,7 +174,7 @@ class SliceExchange:
                     yield _bytes_of(out)
 
     def _room(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        if self._small:  # all blocks are sent at once
+        if self._terms.small:  # all blocks are sent at once
             return torch.empty(elements, dtype=dtype)
         if not self._block.numel():
             self._block = torch.empty(BLOCK_BYTES, dtype=torch.uint8)

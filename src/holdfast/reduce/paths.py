@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.net.groups import BrokenGroup, Group
-from holdfast.reduce.aggregators import MEAN, Aggregator
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.hosts import Hosts, by_host
 from holdfast.reduce.network import Network
-from holdfast.reduce.reduction import Brought, Path
+from holdfast.reduce.reduction import Brought, Path, ReductionTerms
 from holdfast.reduce.shared_memory import SharedMemory
 from holdfast.reduce.tree import Tree
 
@@ -19,25 +18,15 @@ def takes_two_rounds(kind: str, *, small: bool) -> bool:
     return kind == "hosts" or (kind == "host" and not small)
 
 
-def make_path(
-    kind: str,
-    group: Group,
-    arena: Arena,
-    shards: int,
-    *,
-    small: bool,
-    interrupted: Callable[[], str],
-    aggregator: Aggregator = MEAN,
-) -> Path:
+def make_path(kind: str, group: Group, arena: Arena, terms: ReductionTerms) -> Path:
     """The path of a view in a run of this kind (see core/config.py). Its members are all connected."""
     if kind == "network":
-        return Network(group, shards, arena, small=small, interrupted=interrupted, aggregator=aggregator)
+        return Network(group, arena, terms)
     near: dict[str, Arena] = {peer: one.memory for peer, one in group.connections.items() if one.memory is not None}
     near[group.me] = arena
     if len(by_host(group.view.members)) > 1:
-        return Hosts(group, shards, near, small=small, interrupted=interrupted, aggregator=aggregator)
-    two_rounds = takes_two_rounds(kind, small=small)
-    return SharedMemory(group.view, group.me, shards, near, two_rounds=two_rounds, aggregator=aggregator)
+        return Hosts(group, near, terms)
+    return SharedMemory(group.view, group.me, near, terms, two_rounds=takes_two_rounds(kind, small=terms.small))
 
 
 def check_coverage(tree: Tree, shards: Sequence[tuple[str, tuple[int, ...]]], brought: Mapping[str, Brought]) -> None:

@@ -14,11 +14,23 @@ from typing import Any, Protocol
 import torch
 
 from holdfast.core.errors import ProtocolError
+from holdfast.reduce.aggregators import MEAN, Aggregator
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.sums import Sums
 from holdfast.reduce.tree import Range
 
 SMALL_BYTES = 256 * 1024  # up to here every member adds everything itself: one round of messages instead of two
+
+
+@dataclass(frozen=True)
+class ReductionTerms:
+    """What all members of a view reduce by. `small`: everybody gets everything, and adds it up for itself. While
+    nothing moves, `interrupted()` is asked for a member that is gone."""
+
+    shards: int
+    small: bool
+    interrupted: Callable[[], str] = lambda: ""
+    aggregator: Aggregator = MEAN
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ import torch
 
 from holdfast.core.words import View
 from holdfast.net.groups import BrokenGroup
-from holdfast.reduce.aggregators import MEAN, Aggregator
 from holdfast.reduce.arena import Arena, joint_result, result_parts
 from holdfast.reduce.layout import Layout
-from holdfast.reduce.reduction import Brought
+from holdfast.reduce.reduction import Brought, ReductionTerms
 
 
 class SharedMemory:
@@ -25,21 +24,13 @@ class SharedMemory:
     bulk: frozenset[str] = frozenset()
 
     def __init__(
-        self,
-        view: View,
-        me: str,
-        shards: int,
-        arenas: Mapping[str, Arena],
-        *,
-        two_rounds: bool,
-        aggregator: Aggregator = MEAN,
+        self, view: View, me: str, arenas: Mapping[str, Arena], terms: ReductionTerms, *, two_rounds: bool
     ) -> None:
         self.two_rounds = two_rounds
-        self._aggregator = aggregator
         self._view = view
         self._me = me
-        self._shards = shards
         self._arenas = arenas
+        self._terms = terms
         self._vectors: dict[tuple[str, int, int], tuple[torch.Tensor, ...]] = {}
         self._joint: tuple[Layout, torch.Tensor] | None = None
 
@@ -59,7 +50,7 @@ class SharedMemory:
             start, stop = (_within(edge - section.offset_bytes, section.bytes) for edge in (low, high))
             size = section.dtype.itemsize
             vectors = [vectors[index] for vectors in operands]
-            self._aggregator.combine_into(out, vectors, nodes, self._shards, (start // size, stop // size))
+            self._terms.aggregator.combine_into(out, vectors, nodes, self._terms.shards, (start // size, stop // size))
         # In one round a peer may be at the next step already, in its other slots.
         check_stamps(self._arenas, members, {stamp} if self.two_rounds else {stamp, (stamp[0], step + 1)})
         return result, lambda: all(arena.result_stamp == stamp for arena in writers)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError
 from holdfast.placement.environment import RUN_DIR, process_variables
-from holdfast.script_check.judging import Script, Verdict, judge
+from holdfast.script_check.judging import CheckVerdict, Script, judge
 from holdfast.script_check.notes import FIRST, JOIN, JOINER, PLACE, Found, Task, read_notes
 
 STEPS = 4
@@ -28,7 +28,7 @@ DIFFERS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class CheckRequest:
     """What `holdfast check` was asked for."""
 
     words: tuple[str, ...]  # a script, or -m and a module, and its arguments
@@ -36,7 +36,7 @@ class Request:
     limit_s: float = LIMIT_S
     json: Path | None = None
 
-    def validate(self) -> Request:
+    def validate(self) -> CheckRequest:
         if not self.words or self.words == ("-m",):
             raise ConfigError("there is nothing to check", hint="name a script: holdfast check train.py")
         if self.words[0] != "-m" and not Path(self.words[0]).is_file():
@@ -49,7 +49,7 @@ class Request:
         return self
 
 
-def check_script(request: Request) -> int:
+def check_script(request: CheckRequest) -> int:
     """The exit code: 0 exact, 1 something differs, 2 the script cannot be checked."""
     request.validate()
     directory = Path(tempfile.mkdtemp(prefix="holdfast-check-"))
@@ -71,18 +71,18 @@ def check_script(request: Request) -> int:
 
 def first_look(words: Sequence[str], limit_s: float) -> str:
     """What a check says of a script that is about to be drilled. It judges nothing there: the drill does."""
-    request = Request(words=tuple(words), limit_s=limit_s)
+    request = CheckRequest(words=tuple(words), limit_s=limit_s)
     with tempfile.TemporaryDirectory(prefix="holdfast-check-") as directory:
         verdict = _checked(request, Path(directory))
-    if isinstance(verdict, Verdict):
+    if isinstance(verdict, CheckVerdict):
         return verdict.text()
     return f"not checked: {verdict.removeprefix('holdfast: ').splitlines()[0]}" if verdict else "not checked"
 
 
-class Process:
+class CheckProcess:
     """One of the two. Its output is kept in a file."""
 
-    def __init__(self, task: Task, request: Request) -> None:
+    def __init__(self, task: Task, request: CheckRequest) -> None:
         self.task = task
         self.log = task.directory / f"{task.role}.log"
         variables = {name: value for name, value in os.environ.items() if name != RUN_DIR}
@@ -124,13 +124,13 @@ class Process:
         return "\n".join(lines[-LINES_SHOWN:])
 
 
-def _checked(request: Request, directory: Path) -> Verdict | str:
+def _checked(request: CheckRequest, directory: Path) -> CheckVerdict | str:
     """What came of it; text: why there is nothing to say."""
     join_at = request.steps // 2
     deadline = time.monotonic() + request.limit_s
-    first = Process(Task(directory, FIRST, request.steps, join_at, os.getpid()), request)
+    first = CheckProcess(Task(directory, FIRST, request.steps, join_at, os.getpid()), request)
     try:
-        joiner = Process(Task(directory, JOINER, request.steps, join_at, os.getpid()), request)
+        joiner = CheckProcess(Task(directory, JOINER, request.steps, join_at, os.getpid()), request)
         try:
             _wait_for(first, deadline)
             trouble = _trouble_of(first, request)
@@ -146,7 +146,7 @@ def _checked(request: Request, directory: Path) -> Verdict | str:
         first.end()
 
 
-def _judged(first: Process, joiner: Process, request: Request, *, joined: bool) -> Verdict:
+def _judged(first: CheckProcess, joiner: CheckProcess, request: CheckRequest, *, joined: bool) -> CheckVerdict:
     mine, theirs = read_notes(first.task.notes), read_notes(joiner.task.notes)
     verdict = judge(mine, theirs, _script(request.words))
     if verdict.found is not None:
@@ -168,7 +168,7 @@ def _judged(first: Process, joiner: Process, request: Request, *, joined: bool) 
     return verdict
 
 
-def _trouble_of(first: Process, request: Request) -> str:
+def _trouble_of(first: CheckProcess, request: CheckRequest) -> str:
     """Why the script itself does not get through its first steps; empty: it does."""
     noted = read_notes(first.task.notes)
     if noted.found is not None or noted.over:
@@ -190,7 +190,7 @@ def _trouble_of(first: Process, request: Request) -> str:
     return ""
 
 
-def _wait_for(process: Process, deadline: float) -> None:
+def _wait_for(process: CheckProcess, deadline: float) -> None:
     while process.code is None and time.monotonic() < deadline:
         time.sleep(LOOK_S)
 

@@ -47,7 +47,7 @@ _GENERATORS = {"Generator", "default_rng", "RandomState", "Random", "SystemRando
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckVerdict:
     """`found`: what differs; None: nothing does."""
 
     shards: int
@@ -89,7 +89,7 @@ class Script:
         return tuple(sorted(chosen, key=lambda line: int(line.partition(" ")[0].rpartition(":")[2]))[:LINES_MAX])
 
 
-def judge(first: Noted, joiner: Noted, script: Script) -> Verdict:
+def judge(first: Noted, joiner: Noted, script: Script) -> CheckVerdict:
     if first.found is not None:
         return _of_the_first(first, first.found, script)
     common = sorted(first.shards.keys() & joiner.shards.keys())
@@ -97,11 +97,11 @@ def judge(first: Noted, joiner: Noted, script: Script) -> Verdict:
     checks = (FETCH, ORDER, RESTORE, *([JOIN] if common else []))
     shards = max((len(shards) for shards in first.shards.values()), default=0) * first.steps
     if found is None:
-        return Verdict(shards, first.steps, checks)
+        return CheckVerdict(shards, first.steps, checks)
     around, names = _suspects(first, joiner, found.step)
     when = f"{'in' if found.shard >= 0 else 'after'} {_place(found)}"
     sentence = f"{found.what}{_and_more(found)} {when} differs in a process that joined the run: {found.clue}"
-    return Verdict(
+    return CheckVerdict(
         shards,
         first.steps,
         checks,
@@ -113,7 +113,7 @@ def judge(first: Noted, joiner: Noted, script: Script) -> Verdict:
     )
 
 
-def _of_the_first(first: Noted, found: Found, script: Script) -> Verdict:
+def _of_the_first(first: Noted, found: Found, script: Script) -> CheckVerdict:
     where = f"{found.what}{_and_more(found)} of {_place(found)}"
     lines: tuple[str, ...] = ()
     hint, sentence = SAME_BITS, ""
@@ -140,7 +140,7 @@ def _of_the_first(first: Noted, found: Found, script: Script) -> Verdict:
         names = [_last_name(name) for name in found.around]
         lines = script.lines(names)
     checks = (found.check,)
-    return Verdict(0, first.steps, checks, found, sentence, found.around[:AROUND_MAX], lines, hint)
+    return CheckVerdict(0, first.steps, checks, found, sentence, found.around[:AROUND_MAX], lines, hint)
 
 
 def _difference(first: Noted, joiner: Noted) -> Found | None:
@@ -263,4 +263,4 @@ def _is_named(target: ast.expr, names: Sequence[str]) -> bool:
     )
 
 
-__all__ = ["AGAIN", "Script", "Verdict", "judge"]
+__all__ = ["AGAIN", "CheckVerdict", "Script", "judge"]

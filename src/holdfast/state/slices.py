@@ -15,10 +15,7 @@ from holdfast.state.codec import Tree, pairs_of, unpack_tree
 from holdfast.state.layout import memory_of
 from holdfast.state.snapshot import Snapshot
 
-SLICE_BYTES = (
-    128 * 2**20
-)  # hashed in some 20 ms; to find what lies in it takes nearly as long where parameters are many
-
+SLICE_BYTES = 128 * 2**20  # hashed in 20 ms; to find what lies in it takes as long where parameters are many
 PARTS = 16
 _WHOLE_DIGITS, _MARK_DIGITS = 32, 8
 

@@ -12,7 +12,7 @@ A Holder belongs to the thread that runs the user's loop. A Snapshot is immutabl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -106,30 +106,28 @@ class Holder:
 
     def capture(self, step: int) -> Snapshot:
         """The state as of now, which is the state after `step` steps. Call it between two optimizer steps."""
-        parameters = named_parameters(self._model)
-        state = {
-            "parameters": parameters,
-            "requires_grad": {name: value.requires_grad for name, value in parameters.items()},
-            "buffers": copied(dict(self._buffers.base() if self._buffers else named_buffers(self._model))),
-            "flags": self._flags.changes(),
-            "modules": {name: InOrder(copied(module.get_extra_state())) for name, module in self._speaking_modules()},
-            "optimizer": capture_optimizers(self._optimizer, parameters),
-            "extras": {name: capture_extra(extra) for name, extra in self._extras.items()},
-        }
-        tree, tensors = flatten(state, sort=True)
-        return Snapshot(step, pack_tree(tree), tuple(tensors))
+        return self._taken(step, copied, lambda module: InOrder(copied(module.get_extra_state())), capture_extra)
 
     def refer(self, step: int) -> Snapshot:
         """Like `capture`, but nothing is copied: to be read at once, in this thread."""
+        return self._taken(step, dict, lambda module: module.get_extra_state(), refer_to_extra)
+
+    def _taken(
+        self,
+        step: int,
+        buffers: Callable[[dict[str, torch.Tensor]], Any],
+        of_module: Callable[[torch.nn.Module], Any],
+        of_extra: Callable[[Stateful], Any],
+    ) -> Snapshot:
         parameters = named_parameters(self._model)
         state = {
             "parameters": parameters,
             "requires_grad": {name: value.requires_grad for name, value in parameters.items()},
-            "buffers": dict(self._buffers.base() if self._buffers else named_buffers(self._model)),
+            "buffers": buffers(dict(self._buffers.base() if self._buffers else named_buffers(self._model))),
             "flags": self._flags.changes(),
-            "modules": {name: module.get_extra_state() for name, module in self._speaking_modules()},
+            "modules": {name: of_module(module) for name, module in self._speaking_modules()},
             "optimizer": capture_optimizers(self._optimizer, parameters),
-            "extras": {name: refer_to_extra(extra) for name, extra in self._extras.items()},
+            "extras": {name: of_extra(extra) for name, extra in self._extras.items()},
         }
         tree, tensors = flatten(state, sort=True)
         return Snapshot(step, pack_tree(tree), tuple(tensors))

@@ -22,7 +22,7 @@ from holdfast.net.striping import Peers
 from holdfast.state.layout import TensorSpec, allocate
 from holdfast.state.snapshot import Snapshot
 from holdfast.state.space import Space
-from holdfast.state.wire import MANIFEST_BYTES_MAX, SUMMARY_BYTES_MAX, Manifest, Summary
+from holdfast.state.wire import MANIFEST_BYTES_MAX, SUMMARY_BYTES_MAX, Summary, TransferManifest
 
 SUMMARY, MANIFEST, TENSORS = "summary", "manifest", "tensors"
 
@@ -54,7 +54,7 @@ def serve(sock: socket.socket, snapshot: Snapshot, *, stall_s: float = STALL_S, 
         if name == SUMMARY:
             return Offer(Summary.of(snapshot).encode())
         if name == MANIFEST:
-            return Offer(Manifest.of(snapshot).encode())
+            return Offer(TransferManifest.of(snapshot).encode())
         raise NotStored(f"a snapshot has no {name[:40]!r}")
 
     return serve_bytes(sock, find, stall_s=stall_s, total_s=total_s)
@@ -116,9 +116,9 @@ def _agreed(peers: Peers, expect_step: int | None) -> Summary:
     return summary
 
 
-def _manifest(peers: Peers, summary: Summary, bytes_max: int) -> Manifest:
-    def ask(reader: ByteReader) -> Manifest:
-        manifest = Manifest.decode(reader.read(MANIFEST, MANIFEST_BYTES_MAX), bytes_max=bytes_max)
+def _manifest(peers: Peers, summary: Summary, bytes_max: int) -> TransferManifest:
+    def ask(reader: ByteReader) -> TransferManifest:
+        manifest = TransferManifest.decode(reader.read(MANIFEST, MANIFEST_BYTES_MAX), bytes_max=bytes_max)
         if manifest.summary != summary:
             raise ProtocolError("a manifest that contradicts its summary")
         return manifest

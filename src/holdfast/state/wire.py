@@ -59,7 +59,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class TransferManifest:
     """Everything of a snapshot but the tensors' bytes."""
 
     summary: Summary
@@ -67,7 +67,7 @@ class Manifest:
     tree: bytes
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> Manifest:
+    def of(cls, snapshot: Snapshot) -> TransferManifest:
         return cls(Summary.of(snapshot), tuple(map(spec_of, snapshot.tensors)), snapshot.tree)
 
     def encode(self) -> bytes:
@@ -81,7 +81,7 @@ class Manifest:
         return _LENGTH.pack(len(head)) + head + self.tree
 
     @classmethod
-    def decode(cls, data: bytes, *, bytes_max: int) -> Manifest:
+    def decode(cls, data: bytes, *, bytes_max: int) -> TransferManifest:
         """`bytes_max` is how much the caller is ready to allocate for the tensors."""
         if not _LENGTH.size <= len(data) <= MANIFEST_BYTES_MAX:
             raise ProtocolError(f"a manifest of {len(data)} bytes")

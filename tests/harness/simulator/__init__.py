@@ -24,7 +24,7 @@ really applied, and raises Violation when the machines' decisions break a promis
     lying.py      processors that compute a shard wrongly
     standing_in.py  a late worker, and what takes its place
     weights.py    what a worker's weights came from, and what it has seen of the data
-    hanging.py    workers that live and do not get on, and the ward that ends them
+    hanging.py    workers that live and do not get on, and the judge that ends them
     rewinds.py    steps that are bad: the run goes back and passes them
     pacing.py     workers that become slow, and whether the shards follow
     hosts.py      agents, which start, bury and replace workers

@@ -1,6 +1,6 @@
 """Simulated workers that hang: alive, connections open, the lease kept, and the script's lines do not come to an end.
 
-The ward that ships judges them, by beats made up of what each worker really does; the host's agent ends whom it
+The judge that ships judges them, by beats made up of what each worker really does; the host's agent ends whom it
 names. A hang that nobody may end (there is no other state) is over by itself after a while, as a data set that
 answers at last.
 """
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.words import KEY_VIEW
 from holdfast.detection.beat import Activity, Beat
-from holdfast.detection.phi import History
+from holdfast.detection.hang_judge import GAP_S_MAX, MOVES_S, HangJudge, Process
+from holdfast.detection.phi import IntervalHistory
 from holdfast.detection.progress import Limits
-from holdfast.detection.ward import GAP_S_MAX, MOVES_S, Process, Ward
 from holdfast.membership.phases import Phase
 from tests.harness.simulator.schedule import Violation
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LIMITS = Limits(stuck_s=4.0, hang_s=10.0)
 LATEST_S = 18.0  # after this, one that could be ended has been
-USUAL = History(20, 0.1, 0.05, 0.5)
+USUAL = IntervalHistory(20, 0.1, 0.05, 0.5)
 
 
 class Hanging:
@@ -36,7 +36,7 @@ class Hanging:
         self._since: dict[str, float] = {}
         self._unexcused_s: dict[str, float] = {}
         self._stopped: set[str] = set()  # who was, at the last look
-        self._wards: dict[str, Ward] = {}
+        self._hang_judges: dict[str, HangJudge] = {}
         self._beats: dict[str, Beat] = {}
         self._members: dict[str, frozenset[str]] = {}  # of the view, as each host's agent last saw it
         self.ended = 0  # because they hung
@@ -67,8 +67,8 @@ class Hanging:
             self._world.books.disturbed()
             self._world.trace(worker.id, "hangs")
             self._since[worker.id] = self._world.now
-            if worker.host not in self._wards:
-                self._wards[worker.host] = Ward(LIMITS)
+            if worker.host not in self._hang_judges:
+                self._hang_judges[worker.host] = HangJudge(LIMITS)
                 self._look(worker.agent)
         return True
 
@@ -82,10 +82,10 @@ class Hanging:
         mine = [worker for worker in world.living() if worker.agent is host]
         held = [worker for worker in mine if worker.id in self._since]
         if not held or world.done:
-            del self._wards[host.name]
+            del self._hang_judges[host.name]
             return
         if not host.has_agent:
-            self._wards[host.name] = Ward(LIMITS)  # the next agent begins anew
+            self._hang_judges[host.name] = HangJudge(LIMITS)  # the next agent begins anew
         else:
             self._judge(host, mine)
         for worker in held:
@@ -93,14 +93,14 @@ class Hanging:
         world.after(GAP_S_MAX, lambda: self._look(host))
 
     def _judge(self, host: Host, mine: list[Worker]) -> None:
-        ward, entry = self._wards[host.name], self._world.ledger.entries.get(KEY_VIEW)
+        hang_judge, entry = self._hang_judges[host.name], self._world.ledger.entries.get(KEY_VIEW)
         if entry is not None and self._world.ledger.up and not host.cuts:
             self._members[host.name] = frozenset(entry.value.members)
         members = self._members.get(host.name, frozenset())
         workers = {worker.id: worker for worker in mine}
-        asked = ward.observe({worker.id: self._beat(worker) for worker in mine}, self._world.now)
+        asked = hang_judge.observe({worker.id: self._beat(worker) for worker in mine}, self._world.now)
         processes = {id: Process("T" if workers[id].stopped else "S") for id in asked}
-        for verdict in ward.judge(processes, members):
+        for verdict in hang_judge.judge(processes, members):
             if verdict.kill:
                 self._check_kill(workers[verdict.worker])
                 self.ended += 1
@@ -121,7 +121,7 @@ class Hanging:
             entered=0 if worker.state is None else 2 if since is not None else number,
             moved_at=self._world.now if since is None else since,
             usual=USUAL,
-            pace=History(20, 0.1, 0.01, 0.2),
+            pace=IntervalHistory(20, 0.1, 0.01, 0.2),
         )
         return beat
 

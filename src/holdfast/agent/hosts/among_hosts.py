@@ -12,7 +12,7 @@ from holdfast.agent.hosts.presence import HostPresence, check_keys
 from holdfast.agent.hosts.ring_watch import RingNews, RingWatch
 from holdfast.agent.ledgers import AgentLedgers, StartPatience
 from holdfast.agent.settings import RunSettings
-from holdfast.agent.workers.watchman import Watchman
+from holdfast.agent.workers.heartbeat_watch import HeartbeatWatch
 from holdfast.core.words import KEY_WORKERS
 from holdfast.ledger.port import Ledger
 from holdfast.net.sockets import open_tcp
@@ -31,7 +31,7 @@ class AmongHosts:
         patience: StartPatience,
         keys: Keys,
         listen: str,
-        watchman: Watchman,
+        heartbeat_watch: HeartbeatWatch,
         report: Callable[[RingNews], None],
     ) -> None:
         patience.ask(lambda: check_keys(ledgers.main, keys.fingerprint, settings.name))
@@ -47,12 +47,12 @@ class AmongHosts:
             settings.host,
             server,
             keys,
-            glances=watchman.glances,
-            idle=lambda: watchman.standing_still.idle,
+            glances=heartbeat_watch.glances,
+            idle=lambda: heartbeat_watch.standing_still.idle,
             report=report,
             lease_s=settings.lease_s,
         )
-        watchman.standing_still.elsewhere = lambda: self.ring.rows
+        heartbeat_watch.standing_still.elsewhere = lambda: self.ring.rows
         self._table = HostTable(directory.path)
 
     def look(self, now: float) -> None:

@@ -15,7 +15,7 @@ import json
 import random
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ from typing import Any
 
 from holdfast.agent.hosts.etcd_member import Member, MemberPlan, Tls, control_url, end_all, find_etcd
 from holdfast.core.errors import ConfigError, LedgerUnavailable
+from holdfast.placement.directory import replace_file
 from holdfast.placement.proc import process_started
 
 __all__ = ["EtcdCluster", "Tls", "find_etcd"]
@@ -151,42 +152,6 @@ class EtcdCluster:
         if wait_s:
             self.wait_serving([member], wait_s=wait_s)
 
-    def freeze(self, member: int) -> None:
-        """SIGSTOP: its connections stay open, and it says nothing."""
-        self.members[member].freeze()
-
-    def thaw(self, member: int) -> None:
-        self.members[member].thaw()
-
-    def leader(self, *, wait_s: float = START_S) -> int:
-        """Who leads, as a majority of the members says. Waits for an election."""
-        deadline = time.monotonic() + wait_s
-        while True:
-            leader = self._leader_now()
-            if leader is not None:
-                return leader
-            if time.monotonic() >= deadline:
-                raise LedgerUnavailable(f"no etcd member leads after {wait_s:g} s")
-            time.sleep(0.02)
-
-    def followers(self) -> list[int]:
-        leader = self.leader()
-        return [index for index in range(len(self.members)) if index != leader]
-
-    def _leader_now(self) -> int | None:
-        ids: dict[str, int] = {}
-        votes: dict[tuple[str, str], int] = {}
-        for index, member in enumerate(self.members):
-            status = member.status(timeout_s=0.5) if member.alive else None
-            if status is not None:
-                ids[status["header"]["member_id"]] = index
-                vote = (status.get("leader", "0"), status.get("raftTerm", "0"))
-                votes[vote] = votes.get(vote, 0) + 1
-        for (leader, _), count in votes.items():
-            if leader in ids and 2 * count > len(self.members):
-                return ids[leader]
-        return None
-
     # -- inside
 
     def _arguments(self, index: int) -> list[str]:
@@ -224,9 +189,7 @@ class EtcdCluster:
             {**asdict(member.plan), "pid": member.pid, "started": process_started(member.pid) if member.pid else 0}
             for member in self.members
         ]
-        partial = self.directory / f"{RECORD}.new"
-        partial.write_text(json.dumps({"url": self.url, "members": rows}, indent=1) + "\n")
-        partial.replace(self.directory / RECORD)
+        replace_file(self.directory / RECORD, json.dumps({"url": self.url, "members": rows}, indent=1) + "\n")
 
 
 def read_record(directory: Path) -> dict[str, Any] | None:
@@ -285,10 +248,10 @@ def _plan(count: int, addresses: Sequence[str], prefixes: Sequence[Sequence[str]
     return plans
 
 
-def _free_port(host: str, taken: set[int], choose: Callable[[range], int] = random.choice) -> int:
+def _free_port(host: str, taken: set[int]) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(1000):
-        port = choose(_PORTS)
+        port = random.choice(_PORTS)
         if port in taken:
             continue
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -16,10 +16,9 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast.core.errors import ConfigError
 from holdfast.placement.proc import process_started
@@ -136,23 +135,6 @@ class Member:
             self._gone(_END_S)
         self._forget()
 
-    def freeze(self) -> None:
-        """SIGSTOP, and wait until none of its threads runs any more."""
-        self.signal(signal.SIGSTOP)
-        deadline = time.monotonic() + _END_S
-        while self.alive and not self._stopped() and time.monotonic() < deadline:
-            time.sleep(0.001)
-
-    def _stopped(self) -> bool:
-        try:
-            stats = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/stat")]
-        except OSError:  # a thread ended meanwhile
-            return False
-        return all(stat.rpartition(")")[2].split()[0] in "Tt" for stat in stats)
-
-    def thaw(self) -> None:
-        self.signal(signal.SIGCONT)
-
     def wait_gone(self, wait_s: float) -> bool:
         return self._pidfd < 0 or self._gone(wait_s)
 
@@ -172,28 +154,10 @@ class Member:
 
     # -- questions
 
-    def status(self, timeout_s: float = _ASK_S) -> dict[str, Any] | None:
-        """What etcd says of itself (leader, raftTerm, dbSize, header); None if it does not answer."""
-        return self.ask("/v3/maintenance/status", {}, timeout_s)
-
-    def ask(self, path: str, body: Mapping[str, Any], timeout_s: float = _ASK_S) -> dict[str, Any] | None:
-        """One of etcd's calls in its JSON form; None if it does not answer or refuses."""
-        text = self._request("POST", path, json.dumps(body), timeout_s)
-        return None if text is None else dict(json.loads(text))
-
-    def serves(self, timeout_s: float = _ASK_S) -> bool:
+    def serves(self) -> bool:
         """Whether it can read with a majority behind it."""
-        text = self._request("GET", "/health", None, timeout_s)
+        text = self.request("GET", "/health")
         return text is not None and json.loads(text).get("health") in ("true", True)
-
-    def metrics(self, timeout_s: float = _ASK_S) -> dict[str, float]:
-        """etcd's counters by name (with labels as it writes them); {} if it does not answer."""
-        found: dict[str, float] = {}
-        for line in (self._request("GET", "/metrics", None, timeout_s) or "").splitlines():
-            if line and not line.startswith("#"):
-                name, _, value = line.rpartition(" ")
-                found[name] = float(value)
-        return found
 
     def last_words(self) -> str:
         """The last complaint in its log, for a message that says why it did not start."""
@@ -210,7 +174,8 @@ class Member:
                 return ": ".join(str(row[field]) for field in ("msg", "error") if row.get(field))
         return lines[-1][-200:] if lines else f"nothing is in {self.log}"
 
-    def _request(self, method: str, path: str, body: str | None, timeout_s: float) -> str | None:
+    def request(self, method: str, path: str, body: str | None = None, timeout_s: float = _ASK_S) -> str | None:
+        """What etcd answers to one of its calls in their JSON form; None if it does not answer or refuses."""
         try:
             descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -247,7 +212,7 @@ def end_all(members: Sequence[Member], patience_s: float) -> None:
     Nothing is lost by a SIGKILL; what etcd has acknowledged is on its disk.
     """
     for member in members:
-        member.thaw()
+        member.signal(signal.SIGCONT)
         member.signal(signal.SIGTERM)
     deadline = time.monotonic() + patience_s
     for member in members:

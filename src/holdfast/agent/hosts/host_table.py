@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast.detection.neighbours import SILENT, Row
 from holdfast.detection.progress import Level
+from holdfast.placement.directory import replace_file
 
 TABLE = "hosts.json"
 WRITE_S = 1.0
@@ -28,10 +29,8 @@ class HostTable:
         if now < self._write_at:
             return
         self._write_at = now + WRITE_S
-        partial = self._path.with_suffix(".new")
         with suppress(OSError):  # what stands there gets old, and says so
-            partial.write_text(json.dumps({"t": time.time(), "hosts": [asdict(row) for row in rows]}))
-            partial.replace(self._path)
+            replace_file(self._path, json.dumps({"t": time.time(), "hosts": [asdict(row) for row in rows]}))
 
 
 def read_table(directory: Path) -> tuple[float, list[dict[str, Any]]]:

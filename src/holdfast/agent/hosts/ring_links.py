@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from holdfast.core.errors import PeerError
-from holdfast.detection.tidings import BEAT_BYTES_MAX
+from holdfast.detection.agent_beat import BEAT_BYTES_MAX
 from holdfast.net import framing
 from holdfast.net.addresses import split_tcp
 from holdfast.net.dialling import dial_address

@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.agent.hosts.ring_links import RING, BeatReader, answers, dial, frame, is_open
-from holdfast.agent.ledger_watch import LedgerChange, LedgerState, News
-from holdfast.agent.workers.watchman import Glance
+from holdfast.agent.ledger_watch import LedgerChange, LedgerContents, News
+from holdfast.agent.workers.heartbeat_watch import Glance
 from holdfast.core.errors import HoldfastError, PeerError, ProtocolError
 from holdfast.core.words import KEY_HOSTS, KEY_VIEW, KEY_WORKERS, Registration, View, decode_json, host_of
+from holdfast.detection.agent_beat import AgentBeat, CrewHealth
 from holdfast.detection.giving_up import Case, GivingUp
 from holdfast.detection.neighbours import LATE, SILENT, HostBack, Neighbours, Row
 from holdfast.detection.ring import BEAT_S, LOOK_S
 from holdfast.detection.standstill import Idle
-from holdfast.detection.tidings import Crew, Tidings
 from holdfast.net.acceptor import AcceptLimits, Acceptor
 from holdfast.net.proving import Proving
 from holdfast.trust.keys import Keys
@@ -77,13 +77,11 @@ class RingWatch:
         idle: Callable[[], Idle | None] = lambda: None,
         report: Callable[[RingNews], None],
         lease_s: float,
-        gives_up: bool = True,
     ) -> None:
         self._keys = keys
         self._glances = glances
         self._idle = idle
         self._report = report
-        self._gives_up = gives_up
         self._neighbours = Neighbours(host, silent_s=LEASE_SHARE * lease_s)
         self._giving_up = GivingUp()
         self._addresses: dict[str, str] = {}  # of agents
@@ -121,7 +119,7 @@ class RingWatch:
         """What the ledger says goes here first, then on to `post`."""
 
         def both(news: News) -> None:
-            if isinstance(news, LedgerState | LedgerChange):
+            if isinstance(news, LedgerContents | LedgerChange):
                 self._put(news)
             post(news)
 
@@ -147,7 +145,7 @@ class RingWatch:
             while not self._stopping.is_set():
                 self._turn()
                 self.cost_s = time.thread_time()
-            self._send(self._neighbours.tidings(self._crew(), time.monotonic(), out_of_reach=(), leaving=True))
+            self._send(self._neighbours.beat(self._crew(), time.monotonic(), out_of_reach=(), leaving=True))
         finally:
             self._close_all()
 
@@ -175,7 +173,7 @@ class RingWatch:
         for _ in range(self._inbox.qsize()):
             message = self._inbox.get_nowait()
             match message:
-                case LedgerState(values):
+                case LedgerContents(values):
                     self._addresses.clear()
                     self._workers.clear()
                     for key, value in values.items():
@@ -217,7 +215,7 @@ class RingWatch:
     def _hear(self, link: BeatReader, now: float) -> None:
         before = link.received_bytes
         try:
-            beats = [Tidings.decode(data) for data in link.read()]
+            beats = [AgentBeat.decode(data) for data in link.read()]
         except (PeerError, OSError):  # among these, what is no beat
             self._selector.unregister(link.sock)
             self._incoming.discard(link)
@@ -237,16 +235,16 @@ class RingWatch:
     def _beat(self, now: float) -> None:
         self._beat_at = now + BEAT_S
         self._connect(now)
-        self._send(self._neighbours.tidings(self._crew(), now, out_of_reach=self._out_of_reach))
+        self._send(self._neighbours.beat(self._crew(), now, out_of_reach=self._out_of_reach))
         self.rows = self._neighbours.rows(now)
 
-    def _crew(self) -> Crew:
+    def _crew(self) -> CrewHealth:
         glances = self._glances()
         step = max((glance.step for glance in glances.values()), default=0)
-        return Crew.of({worker: glance.level for worker, glance in glances.items()}, step, self._idle())
+        return CrewHealth.of({worker: glance.level for worker, glance in glances.items()}, step, self._idle())
 
-    def _send(self, tidings: Tidings) -> None:
-        data = frame(tidings.encode())
+    def _send(self, beat: AgentBeat) -> None:
+        data = frame(beat.encode())
         for host, (_, sock) in tuple(self._outgoing.items()):
             try:
                 if sock.send(data) != len(data):
@@ -319,8 +317,7 @@ class RingWatch:
 
     def _consider_silent(self, now: float) -> None:
         """Give up who is silent, if there is every reason to: see detection/giving_up.py."""
-        silent = self._neighbours.silent() if self._gives_up else []
-        for host in silent:
+        for host in self._neighbours.silent():
             workers = tuple(sorted(worker for worker in self._workers if host_of(worker) == host))
             if not self._members.intersection(workers):
                 continue  # they have been done without already

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.agent.output.log_times import Times, read_times
-from holdfast.agent.output.tail import shown
+from holdfast.agent.output.tail import read_piece, shown
 
 SUFFIX = ".log"
 PIECE_BYTES = 64 * 1024  # also the longest line that is shown as one
@@ -29,11 +29,8 @@ class LogFile:
     def lines(self, *, whole: bool) -> Iterator[tuple[int, str]]:
         """(where it begins, text) of each line that is new; with `whole`, also of one that does not end yet."""
         while True:
-            try:
-                with self.path.open("rb") as file:
-                    file.seek(self.position)
-                    data = file.read(PIECE_BYTES)
-            except OSError:
+            data = read_piece(self.path, self.position, PIECE_BYTES)
+            if data is None:
                 return
             end = data.rfind(b"\n") + 1
             if not end and (whole or len(data) == PIECE_BYTES):

@@ -102,11 +102,8 @@ class Tails:
         return max(before, old) if before < len(tail.lines) else before
 
     def _read(self, worker: str, tail: _Tail, now: float) -> None:
-        try:
-            with tail.path.open("rb") as file:
-                file.seek(tail.offset)
-                data = file.read(READ_BYTES_MAX)
-        except OSError:
+        data = read_piece(tail.path, tail.offset, READ_BYTES_MAX)
+        if data is None:
             return
         if data:
             tail.offset += len(data)
@@ -127,6 +124,16 @@ def _before_traceback(tail: _Tail) -> int:
         if TRACEBACK in line:
             return index
     return len(tail.lines)
+
+
+def read_piece(path: Path, offset: int, size: int) -> bytes | None:
+    """From there on, at most so much; None if there is no such file now."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+    except OSError:
+        return None
 
 
 def shown(piece: bytes) -> str:

@@ -10,7 +10,7 @@ import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from holdfast.agent.settings import RunSettings
@@ -48,29 +48,18 @@ class Adoption:
     dead: tuple[str, ...]
 
 
+@dataclass(eq=False)
 class Crew:
-    def __init__(
-        self,
-        settings: RunSettings,
-        directory: RunDirectory,
-        socket_dir: Path,
-        ledger: Ledger,
-        deaths: DeathWatch,
-        refused: Callable[[HoldfastError | OSError], None],
-        *,
-        listen: str,
-    ) -> None:
-        self._settings = settings
-        self._host = settings.host
-        self._listen = listen
-        self._directory = directory
-        self._socket_dir = socket_dir
-        self._ledger = ledger
-        self._deaths = deaths
-        self._refused = refused
-        self._processes: dict[str, WorkerProcess] = {}
-        self._incarnations: dict[int, int] = {}
-        self._warm: WarmStarts | None = None
+    _settings: RunSettings
+    _directory: RunDirectory
+    _socket_dir: Path
+    _ledger: Ledger
+    _deaths: DeathWatch
+    _refused: Callable[[HoldfastError | OSError], None]
+    _listen: str
+    _processes: dict[str, WorkerProcess] = field(default_factory=dict)
+    _incarnations: dict[int, int] = field(default_factory=dict)
+    _warm: WarmStarts | None = None
 
     def __len__(self) -> int:
         return len(self._processes)
@@ -86,7 +75,7 @@ class Crew:
 
     def start(self, slot: int) -> str:
         """Start a worker in `slot`. Raises OSError if the system does not let us."""
-        worker = worker_id(slot, self._next_incarnation(slot), self._host)
+        worker = worker_id(slot, self._next_incarnation(slot), self._settings.host)
         variables, log = self._variables(worker), self._new_log(worker)
         if self._warm is not None:
             if self._warm.ready:
@@ -95,7 +84,7 @@ class Crew:
                     self._take(WorkerProcess(worker, forked[0], parent=forked[1]))
                     return worker
                 # It may yet have started one, that nobody knows: that one has its name for itself.
-                worker = worker_id(slot, self._next_incarnation(slot), self._host)
+                worker = worker_id(slot, self._next_incarnation(slot), self._settings.host)
                 variables, log = self._variables(worker), self._new_log(worker)
             self._warm.prepare(variables)
         self._take(WorkerProcess.start(worker, self._settings.worker_command(), variables, log))
@@ -149,7 +138,7 @@ class Crew:
         if not known:
             names = [path.name.removesuffix(".log") for path in self._directory.logs.glob(f"w{slot}.*.log")]
             known = max((incarnation_of(name) for name in names if _LOG_NAME.fullmatch(name)), default=0)
-        key = f"{KEY_INCARNATIONS}{slot}@{self._host}" if self._host else f"{KEY_INCARNATIONS}{slot}"
+        key = f"{KEY_INCARNATIONS}{slot}@{self._settings.host}" if self._settings.host else f"{KEY_INCARNATIONS}{slot}"
         try:
             entry = self._ledger.get(key)
             if entry is not None:
@@ -188,7 +177,7 @@ class Crew:
     def _clear_up(self, living: set[str]) -> list[str]:
         """Whose registrations were of dead processes. Who left none, for want of a lease, is said to be dead too."""
         registered = [entry.key[len(KEY_WORKERS) :] for entry in self._ledger.read(KEY_WORKERS).entries]
-        dead = [worker for worker in registered if worker not in living and host_of(worker) == self._host]
+        dead = [worker for worker in registered if worker not in living and host_of(worker) == self._settings.host]
         for worker in (*dead, *self._missed(living, registered)):
             try:
                 fence(self._ledger, worker)
@@ -201,7 +190,9 @@ class Crew:
         with suppress(ProtocolError):
             view = self._ledger.get(KEY_VIEW)
             members = View.decode(view.value).members if view is not None else ()
-            here = [member for member in members if host_of(member) == self._host and _LOG_NAME.fullmatch(member)]
+            here = [
+                member for member in members if host_of(member) == self._settings.host and _LOG_NAME.fullmatch(member)
+            ]
             known = {*living, *registered}
             return [member for member in here if member not in known and self.log_path(member).exists()]
         return []

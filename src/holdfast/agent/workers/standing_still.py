@@ -1,4 +1,4 @@
-"""The agent's eye on a run that waits for itself: judged at every look of the watchman, in its thread.
+"""The agent's eye on a run that waits for itself: judged at every look of the heartbeat watch, in its thread.
 
 What is decided is in detection/standstill.py. Here are the stacks of those that wait, and the words.
 """
@@ -30,7 +30,7 @@ class FoundHung:
 
 
 class StandingStill:
-    """Belongs to the watchman's thread, but for `idle`, which is replaced and never changed."""
+    """Belongs to the heartbeat watch's thread, but for `idle`, which is replaced and never changed."""
 
     def __init__(self, host: str, report: Callable[[FoundHung], None], *, may_end: bool) -> None:
         self._judge = StandstillJudge(host, may_end)

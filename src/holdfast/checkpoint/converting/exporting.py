@@ -21,7 +21,7 @@ import torch
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.parts import PIECE_ALIGNMENT, STORED_AS, flat_bytes, view_of
 from holdfast.checkpoint.restoring.reading import read_selected
-from holdfast.checkpoint.saving.writing import Progress
+from holdfast.checkpoint.saving.side_by_side import Progress
 from holdfast.checkpoint.storage.port import Storage
 from holdfast.core.errors import ConfigError
 from holdfast.state.codec import unflatten, unpack_tree

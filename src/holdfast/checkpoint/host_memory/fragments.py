@@ -27,7 +27,7 @@ _NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceAmongHosts:
     """Where a worker stands in its view: which of the hosts is its own, and which of that host's workers it is."""
 
     hosts: int
@@ -36,7 +36,7 @@ class Place:
     worker: int
 
     @classmethod
-    def of(cls, me: str, members: Sequence[str]) -> Place:
+    def of(cls, me: str, members: Sequence[str]) -> PlaceAmongHosts:
         hosts = sorted({host_of(member) for member in members})
         near = [member for member in members if host_of(member) == host_of(me)]
         return cls(len(hosts), hosts.index(host_of(me)), len(near), near.index(me))
@@ -79,12 +79,12 @@ def code_for(kind: tuple[int, int] | None, hosts: int) -> Code | None:
     return Code(*kind)
 
 
-def indices_of(number: int, code: Code, place: Place) -> list[int]:
+def indices_of(number: int, code: Code, place: PlaceAmongHosts) -> list[int]:
     """The fragments of a part that this host keeps."""
     return [index for index in range(code.k + code.m) if (number + index) % place.hosts == place.host]
 
 
-def kept_by(place: Place, kind: tuple[int, int] | None, parts: int) -> frozenset[int]:
+def kept_by(place: PlaceAmongHosts, kind: tuple[int, int] | None, parts: int) -> frozenset[int]:
     """The parts that this worker keeps for its host, whole or in fragments."""
     code = code_for(kind, place.hosts)
     mine = (number for number in range(parts) if number % place.workers == place.worker)

@@ -21,7 +21,7 @@ from holdfast.checkpoint.format.parts import check_image, number_of, view_of
 from holdfast.checkpoint.host_memory.erasure import Code
 from holdfast.checkpoint.host_memory.fragments import FILE_BYTES_MAX, Fragment
 from holdfast.checkpoint.restoring.reading import list_checkpoints, read_manifest, read_snapshot
-from holdfast.checkpoint.saving.writing import image_buffer
+from holdfast.checkpoint.saving.side_by_side import image_buffer
 from holdfast.checkpoint.storage.port import Storage, Stored
 from holdfast.core.errors import HoldfastError, IntegrityError, NotStored, ProtocolError, StorageError, StorageRefused
 from holdfast.state.snapshot import Snapshot

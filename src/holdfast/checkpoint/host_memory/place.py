@@ -67,6 +67,7 @@ def _owned(parent: Path) -> Iterator[tuple[Path, Path]]:
 
 @lru_cache(maxsize=1)
 def place_mark() -> str:
-    """Who shares /dev/shm with us need not share our file system: such a one's run directory we could not see."""
+    """Where the ids of processes and the paths of this host mean what they mean to us: this start of it, and this
+    container. Others that share its memory or its storage may see neither."""
     mark = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/pid").readlink())
     return hashlib.blake2b(mark.encode(), digest_size=8).hexdigest()

@@ -27,9 +27,9 @@ import xxhash
 from holdfast.checkpoint.format.manifest import MANIFEST, Manifest, directory_of, step_of
 from holdfast.checkpoint.format.parts import view_of
 from holdfast.checkpoint.host_memory.erasure import Code, fragment_bytes
-from holdfast.checkpoint.host_memory.fragments import Fragment, Place, code_for, indices_of, kept_by
+from holdfast.checkpoint.host_memory.fragments import Fragment, PlaceAmongHosts, code_for, indices_of, kept_by
 from holdfast.checkpoint.host_memory.place import OWNER, kept_steps, place_mark, sweep
-from holdfast.checkpoint.saving.writing import image_buffer
+from holdfast.checkpoint.saving.side_by_side import image_buffer
 
 BLOCK_BYTES = 8 << 20
 RESERVE_BYTES = 256 << 20  # of the machine's memory that is left to others
@@ -66,7 +66,7 @@ class HostMemory:
         sweep(self.root.parent)
         self._prepared = True
 
-    def parts(self, place: Place, count: int) -> frozenset[int]:
+    def parts(self, place: PlaceAmongHosts, count: int) -> frozenset[int]:
         """The parts of `count` that a worker at this place must have the image of."""
         return kept_by(place, self._kind, count)
 
@@ -75,7 +75,7 @@ class HostMemory:
         code = code_for(self._kind, max(1, hosts))
         return (1.0 if code is None else min(1.0, (code.k + code.m) / hosts)) / max(1, workers)
 
-    def keep(self, place: Place, manifest: Manifest, images: Mapping[int, torch.Tensor]) -> bool:
+    def keep(self, place: PlaceAmongHosts, manifest: Manifest, images: Mapping[int, torch.Tensor]) -> bool:
         """Write this worker's share of what the host keeps. Whether it was, as far as this worker is concerned."""
         for again in (True, False):
             written: list[Path] = []
@@ -94,7 +94,9 @@ class HostMemory:
         self._warned = False
         return True
 
-    def _write(self, place: Place, manifest: Manifest, images: Mapping[int, torch.Tensor], written: list[Path]) -> None:
+    def _write(
+        self, place: PlaceAmongHosts, manifest: Manifest, images: Mapping[int, torch.Tensor], written: list[Path]
+    ) -> None:
         directory = self.root / directory_of(manifest.step)
         directory.mkdir(mode=0o700, exist_ok=True)
         old = self._superseded(manifest.step)
@@ -114,7 +116,7 @@ class HostMemory:
     # ---- what is written
 
     def _files(
-        self, place: Place, manifest: Manifest, images: Mapping[int, torch.Tensor]
+        self, place: PlaceAmongHosts, manifest: Manifest, images: Mapping[int, torch.Tensor]
     ) -> Iterator[tuple[str, memoryview]]:
         """Names inside the directory, and bytes that hold until the next one is asked for."""
         code = code_for(self._kind, place.hosts)
@@ -172,7 +174,7 @@ class HostMemory:
             own.unlink(missing_ok=True)
             raise
 
-    def _expected(self, place: Place, manifest: Manifest) -> dict[tuple[str, int], int]:
+    def _expected(self, place: PlaceAmongHosts, manifest: Manifest) -> dict[tuple[str, int], int]:
         """What this host keeps of a snapshot: file and fragment (-1: whole) to length."""
         code = code_for(self._kind, place.hosts)
         if code is None:
@@ -183,7 +185,7 @@ class HostMemory:
             for index in indices_of(number, code, place)
         }
 
-    def _is_complete(self, place: Place, manifest: Manifest, directory: Path) -> bool:
+    def _is_complete(self, place: PlaceAmongHosts, manifest: Manifest, directory: Path) -> bool:
         code = code_for(self._kind, place.hosts)
         there = set()
         for path in directory.iterdir():
@@ -220,7 +222,7 @@ class HostMemory:
             if one is not None and one < stays:
                 shutil.rmtree(directory, ignore_errors=True)
 
-    def _check_room(self, place: Place, manifest: Manifest, old: list[Path]) -> None:
+    def _check_room(self, place: PlaceAmongHosts, manifest: Manifest, old: list[Path]) -> None:
         """OSError if the host's share does not fit: half a snapshot would only take up memory."""
         there = list((self.root / directory_of(manifest.step)).iterdir())
         need = sum(self._expected(place, manifest).values()) - sum(map(_size, [*old, *there]))

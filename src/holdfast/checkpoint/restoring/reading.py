@@ -7,11 +7,8 @@ Bytes go straight to where the tensors are: a part that ends a large tensor foll
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -37,13 +34,15 @@ from holdfast.checkpoint.format.parts import (
     read_digests,
     view_of,
 )
-from holdfast.checkpoint.saving.writing import Progress, image_buffer
+from holdfast.checkpoint.saving.side_by_side import Images, Progress, image_buffer, in_threads
 from holdfast.checkpoint.storage.port import Storage, Stored
 from holdfast.core.errors import IntegrityError, NotStored, ProtocolError
 from holdfast.state.layout import TensorSpec
 from holdfast.state.snapshot import Snapshot
 
-Place: TypeAlias = Callable[[bytes, Sequence[TensorSpec]], Sequence[torch.Tensor]]  # (tree, specs): where tensors go
+TensorPlacement: TypeAlias = Callable[
+    [bytes, Sequence[TensorSpec]], Sequence[torch.Tensor]
+]  # (tree, specs): where tensors go
 READERS_MIN = 4  # reading and checking overlap; with more they are in each other's way
 READERS_ANEW_MIN = 8  # and making pages, which takes longest
 READERS_MAX = 16
@@ -87,7 +86,7 @@ def read_manifest(storage: Storage, step: int) -> Manifest:
 
 
 def read_tensors(
-    storage: Storage, manifest: Manifest, *, place: Place | None = None, progress: Progress | None = None
+    storage: Storage, manifest: Manifest, *, place: TensorPlacement | None = None, progress: Progress | None = None
 ) -> list[torch.Tensor]:
     """All tensors, digests checked; IntegrityError (or NotStored) that names the first damage found.
 
@@ -123,7 +122,7 @@ def _read_placed(
     storage: Storage, manifest: Manifest, targets: Mapping[int, torch.Tensor], progress: Progress | None
 ) -> None:
     flat = {number: flat_bytes(tensor, manifest.specs[number]).numpy() for number, tensor in targets.items()}
-    scratch = _Scratch(storage, manifest)
+    scratch = _room_for_blocks(storage, manifest)
 
     def put(piece: Piece, start: int, data: torch.Tensor) -> None:
         if piece.tensor in flat:
@@ -131,7 +130,7 @@ def _read_placed(
             numpy.copyto(flat[piece.tensor][start : start + len(data)], data.numpy())
 
     def read(storage: Storage, part: Part, stored: Stored) -> None:
-        with scratch.image() as image:
+        with scratch.one() as image:
             for sentence in _read_in_blocks(storage, manifest, part, stored, image, put):
                 raise IntegrityError(sentence)
 
@@ -140,7 +139,7 @@ def _read_placed(
 
 
 def read_snapshot(
-    storage: Storage, step: int, *, place: Place | None = None, progress: Progress | None = None
+    storage: Storage, step: int, *, place: TensorPlacement | None = None, progress: Progress | None = None
 ) -> tuple[Manifest, Snapshot]:
     manifest = read_manifest(storage, step)
     tensors = read_tensors(storage, manifest, place=place, progress=progress)
@@ -151,8 +150,7 @@ def newest_valid(
     storage: Storage,
     *,
     warn: Callable[[str], None],
-    place: Place | None = None,
-    progress: Progress | None = None,
+    place: TensorPlacement | None = None,
     leave_out: Collection[int] = (),
 ) -> tuple[Manifest, Snapshot] | None:
     """The newest checkpoint that verifies. What does not is named through `warn`, and the next older one is tried.
@@ -162,7 +160,7 @@ def newest_valid(
     steps = [listed.step for listed in list_checkpoints(storage) if listed.committed and listed.step not in leave_out]
     for step in steps:
         try:
-            return read_snapshot(storage, step, place=place, progress=progress)
+            return read_snapshot(storage, step, place=place)
         except (IntegrityError, ProtocolError, NotStored) as error:
             warn(f"the checkpoint of step {step} cannot be used: {error.message}")
     if steps:
@@ -181,14 +179,14 @@ def verify(storage: Storage, step: int, progress: Progress | None = None) -> lis
         return [error.message]
     absent = _absent(storage, manifest)
     found = list(absent.values())
-    scratch = _Scratch(storage, manifest)
+    scratch = _room_for_blocks(storage, manifest)
     lock = threading.Lock()
 
     def read(storage: Storage, part: Part, stored: Stored) -> None:
         if stored.name in absent:
             return
         try:
-            with scratch.image() as image:
+            with scratch.one() as image:
                 sentences = list(_read_in_blocks(storage, manifest, part, stored, image))
         except (IntegrityError, NotStored) as error:
             sentences = [error.message]
@@ -227,19 +225,9 @@ def _for_each_part(
 ) -> None:
     pairs = zip(manifest.layout, manifest.parts, strict=True)
     chosen = [(part, stored) for part, stored in pairs if wanted is None or part.number in wanted]
-    done, total = 0, sum(stored.size for _, stored in chosen)
-    readers = max(1, min(max(storage.writers, readers_min), READERS_MAX, len(chosen)))
-    with ThreadPoolExecutor(readers, thread_name_prefix="holdfast-read") as pool:
-        futures = {pool.submit(read, storage, part, stored): stored.size for part, stored in chosen}
-        try:
-            for future in as_completed(futures):
-                future.result()
-                done += futures[future]
-                if progress:
-                    progress(done, total)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    readers = min(max(storage.writers, readers_min), READERS_MAX)
+    sized = [(pair, pair[1].size) for pair in chosen]
+    in_threads(lambda pair: read(storage, *pair), sized, threads=readers, name="holdfast-read", progress=progress)
 
 
 def _read_in_blocks(
@@ -273,23 +261,8 @@ def _with_path(path: str, sentence: str) -> str:
     return path.rpartition("/")[0] + "/" + sentence
 
 
-class _Scratch:
-    """Room for a block of a few parts at a time, made when they are first needed and used again."""
-
-    def __init__(self, storage: Storage, manifest: Manifest) -> None:
-        self._size = max(part.data_start + storage.block_bytes for part in manifest.layout)
-        self._free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
-
-    @contextmanager
-    def image(self) -> Iterator[torch.Tensor]:
-        try:
-            image = self._free.get_nowait()
-        except queue.Empty:
-            image = image_buffer(self._size)
-        try:
-            yield image
-        finally:
-            self._free.put(image)
+def _room_for_blocks(storage: Storage, manifest: Manifest) -> Images:
+    return Images(max(part.data_start + storage.block_bytes for part in manifest.layout))
 
 
 class _Arena:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.checkpoint.saving.saved import Told
+from holdfast.checkpoint.saving.saved import SaverNews
 from holdfast.core.errors import StorageError
 
 
 class StorageHealth:
-    def __init__(self, told: Told, clock: Callable[[], float]) -> None:
+    def __init__(self, told: SaverNews, clock: Callable[[], float]) -> None:
         self._told = told
         self._clock = clock
         self.down_at: float | None = None

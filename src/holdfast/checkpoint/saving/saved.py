@@ -21,7 +21,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Told:
+class SaverNews:
     """What the saver tells its owner, from its own thread."""
 
     saved: Callable[[Saved, Manifest], None]

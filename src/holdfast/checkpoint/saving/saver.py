@@ -23,17 +23,15 @@ from typing import Any
 
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.parts import PART_BYTES, lay_out, tensor_names
-from holdfast.checkpoint.host_memory.fragments import Place
 from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
 from holdfast.checkpoint.saving.health import StorageHealth
 from holdfast.checkpoint.saving.save_buffer import NeighbourBuffer, SaveBuffer, note_path
-from holdfast.checkpoint.saving.saved import Saved, Told
+from holdfast.checkpoint.saving.saved import Saved, SaverNews
 from holdfast.checkpoint.saving.share import COPIES, Share, name_of
 from holdfast.checkpoint.saving.share_writer import ShareWriter
 from holdfast.checkpoint.storage.port import Storage
 from holdfast.core.errors import HoldfastError, StorageError
 from holdfast.state.layout import TensorSpec, spec_of
-from holdfast.state.snapshot import Snapshot
 
 GRACE_S = 5.0  # until a worker looks whether the others' parts have come
 GRACE_S_MAX = 60.0
@@ -59,7 +57,7 @@ class Saver:
     def __init__(
         self,
         open_storage: Callable[[], Storage] | None,
-        told: Told,
+        told: SaverNews,
         *,
         run: str,
         config: Mapping[str, Any],
@@ -89,9 +87,7 @@ class Saver:
         self._wanted_bytes = 0  # of the buffer, to be made and touched before the first save
         self._laid_out: tuple[bytes, tuple[TensorSpec, ...], tuple[str, ...]] | None = None
         self._health = StorageHealth(told, clock)
-        self._writer = ShareWriter(
-            told, self._health, run=run, config=config, superseded=self._superseded, is_saved=self._is_saved
-        )
+        self._writer = ShareWriter(told, self._health, run, dict(config), self._superseded, self._is_saved)
         self.newest: int | None = None  # the newest step known to be committed
         self.begun: int | None = None  # the newest step that a save was begun of
         self.distrusted: frozenset[int] = frozenset()  # steps whose checkpoints were found damaged
@@ -143,72 +139,37 @@ class Saver:
             self._wanted_bytes = max(self._wanted_bytes, share + share // 16 + (1 << 20))
             self._changed.notify_all()
 
-    def begin(
-        self,
-        snapshot: Snapshot,
-        *,
-        rank: int,
-        count: int,
-        metrics: Mapping[str, float],
-        place: Place | None = None,
-        mark: int = 0,
-        before: str = "",
-        held_s: float = 0.0,
-    ) -> bool:
-        """Start to save. False: an earlier snapshot is still on its way, and this one is passed over.
-
-        `mark` is one that all workers of this save have, and no other save. `before`: the worker of the rank before
-        this one's, if it is on this host. `held_s`: it has cost training so much yet.
-        """
+    def begin(self, save: Share) -> bool:
+        """Start to save. False: an earlier snapshot is still on its way, and this one is passed over."""
         with self._changed:
             if self.is_busy or self._closed:
                 return False
             self._copied.clear()
             if self._memory is not None:
-                mark = 0  # a host's memory keeps a manifest at once, which has all names
-            self._given = Share(
-                snapshot,
-                rank,
-                count,
-                dict(metrics),
-                self._clock(),
-                mark=mark,
-                before=before,
-                held_s=held_s,
-                place=place,
-            )
-            self.begun = snapshot.step
-            self._changed.notify_all()
+                save.mark = 0  # a host's memory keeps a manifest at once, which has all names
+            self._given = self._accept(save)
         return True
 
-    def enqueue(
-        self, copy: Snapshot, *, rank: int, count: int, metrics: Mapping[str, float], place: Place | None = None
-    ) -> None:
+    def enqueue(self, save: Share) -> None:
         """Save a copy of the state after what is on its way, or in its place where storage is in trouble.
 
         Of several that wait, the newest counts.
         """
         with self._changed:
-            self._next = Share(copy, rank, count, dict(metrics), self._clock(), last=True, place=place)
-            self.begun = copy.step
-            self._changed.notify_all()
+            save.last = True
+            self._next = self._accept(save)
 
-    def finish(
-        self,
-        snapshot: Snapshot,
-        *,
-        rank: int,
-        count: int,
-        metrics: Mapping[str, float],
-        timeout_s: float,
-        place: Place | None = None,
-    ) -> bool:
+    def finish(self, save: Share, *, timeout_s: float) -> bool:
         """Save a state that does not change any more, in place of what is on its way; wait until it is committed."""
         with self._changed:
-            self._given = Share(snapshot, rank, count, dict(metrics), self._clock(), last=True, place=place)
-            self._next, self.begun = None, snapshot.step
-            self._changed.notify_all()
+            save.last = True
+            self._given, self._next = self._accept(save), None
         return self.settle(timeout_s)
+
+    def _accept(self, save: Share) -> Share:
+        save.began_at, self.begun = self._clock(), save.step
+        self._changed.notify_all()
+        return save
 
     def found(self, step: int) -> None:
         """Training goes on from this checkpoint: it need not be saved again."""

@@ -23,9 +23,9 @@ from holdfast.checkpoint.format.parts import (
     seal,
     view_of,
 )
-from holdfast.checkpoint.host_memory.fragments import Place
+from holdfast.checkpoint.host_memory.fragments import PlaceAmongHosts
 from holdfast.checkpoint.saving.save_buffer import NeighbourBuffer, SaveBuffer
-from holdfast.checkpoint.saving.writing import image_buffer
+from holdfast.checkpoint.saving.side_by_side import image_buffer
 from holdfast.checkpoint.storage.port import Stored
 from holdfast.core.errors import ConfigError
 from holdfast.state.layout import TensorSpec, spec_of
@@ -43,11 +43,11 @@ class Share:
     rank: int
     count: int
     metrics: Mapping[str, float]
-    began_at: float
-    mark: int = 0  # in the names of this save's parts, so that the others' are known by it; 0: none
+    began_at: float = 0.0
+    mark: int = 0  # in the names of this save's parts and of no other save's, the same for all workers; 0: none
     before: str = ""  # the worker of the rank before, if it is on this host
     last: bool = False  # the state will not change any more: nothing is copied, and all workers write what they can
-    held_s: float = 0.0
+    held_s: float = 0.0  # so much it has cost training
     layout: Sequence[Part] = ()
     names: tuple[str, ...] = ()
     specs: tuple[TensorSpec, ...] = ()
@@ -55,7 +55,7 @@ class Share:
     others: dict[int, str] = field(default_factory=dict)  # part -> file name, as found in storage
     images: dict[int, torch.Tensor] = field(default_factory=dict)  # of the parts that this worker holds
     written: set[int] = field(default_factory=set)
-    place: Place | None = None  # among the hosts, where they keep copies in memory
+    place: PlaceAmongHosts | None = None  # among the hosts, where they keep copies in memory
     kept: frozenset[int] = frozenset()  # the parts that this worker keeps for its host
     neighbour: NeighbourBuffer | None = None  # the worker before this one, whose parts need not be copied here too
     manifest: Manifest | None = None  # as this worker would commit it: by its bytes it knows its own again

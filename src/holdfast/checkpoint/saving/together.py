@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable
-
-import torch
 
 from holdfast.checkpoint.format.manifest import directory_of
 from holdfast.checkpoint.format.parts import Part, fill, seal, view_of
 from holdfast.checkpoint.saving.share import Share
-from holdfast.checkpoint.saving.side_by_side import for_each_part
-from holdfast.checkpoint.saving.writing import image_buffer
+from holdfast.checkpoint.saving.side_by_side import Images, for_each_part
 from holdfast.checkpoint.storage.port import Storage
 
 
@@ -21,21 +17,15 @@ def write_together(storage: Storage, save: Share, *, distrusted: bool, supersede
     `distrusted`: what is there has the right names, and not the right bytes.
     """
     directory = directory_of(save.step)
-    images: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+    images = Images(max(part.size for part in save.layout))
 
     def write(part: Part) -> None:
-        try:
-            image = images.get_nowait()
-        except queue.Empty:
-            image = image_buffer(max(part.size for part in save.layout))
-        try:
+        with images.one() as image:
             fill(part, image, save.snapshot.tensors)
             name = seal(part, image)
             assert name == save.files[part.number], "the state changed while it was saved"
             storage.write(f"{directory}/{name}", view_of(image)[: part.size])
             save.written.add(part.number)
-        finally:
-            images.put(image)
 
     first = save.rank * len(save.layout) // max(1, save.count)
     while not superseded():

@@ -5,32 +5,16 @@ The parts first, the manifest last: until it is there, a reader sees no checkpoi
 
 from __future__ import annotations
 
-import mmap
-import queue
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any, TypeAlias
-
-import torch
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from holdfast.checkpoint.format.manifest import MANIFEST_BYTES_MAX, Manifest, decode, directory_of, manifest_name
-from holdfast.checkpoint.format.parts import PAGE_BYTES, Part, fill, lay_out, seal, tensor_names, view_of
+from holdfast.checkpoint.format.parts import Part, fill, lay_out, seal, tensor_names, view_of
+from holdfast.checkpoint.saving.side_by_side import Images, Progress, in_threads
 from holdfast.checkpoint.storage.port import Storage, Stored
 from holdfast.core.errors import ConfigError, IntegrityError, NotStored, ProtocolError
 from holdfast.state.layout import spec_of
 from holdfast.state.snapshot import Snapshot
-
-Progress: TypeAlias = Callable[[int, int], None]  # bytes done, bytes in all; called by the thread that waits
-
-
-def image_buffer(size: int) -> torch.Tensor:
-    """Fresh bytes whose address is a multiple of 4096. They live as long as a tensor refers to them."""
-    return torch.frombuffer(_pages(size), dtype=torch.uint8)[:size]
-
-
-def _pages(size: int) -> mmap.mmap:
-    pages = max(-(-size // PAGE_BYTES), 1)
-    return mmap.mmap(-1, pages * PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def write_state(
@@ -70,33 +54,17 @@ def write_state(
 def _write_parts(
     storage: Storage, snapshot: Snapshot, layout: Sequence[Part], progress: Progress | None
 ) -> list[Stored]:
-    writers = max(1, min(storage.writers, len(layout)))
-    images: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
-    for _ in range(writers):
-        images.put(image_buffer(max(part.size for part in layout)))
+    images = Images(max(part.size for part in layout))
 
     def write(part: Part) -> Stored:
-        image = images.get()
-        try:
+        with images.one() as image:
             fill(part, image, snapshot.tensors)
             name = seal(part, image)
             storage.write(f"{directory_of(snapshot.step)}/{name}", view_of(image)[: part.size])
-            return Stored(name, part.size)
-        finally:
-            images.put(image)
+        return Stored(name, part.size)
 
-    done, total = 0, sum(part.size for part in layout)
-    with ThreadPoolExecutor(writers, thread_name_prefix="holdfast-write") as pool:
-        futures = [pool.submit(write, part) for part in layout]
-        try:
-            for future in as_completed(futures):
-                done += future.result().size
-                if progress:
-                    progress(done, total)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return [future.result() for future in futures]
+    sized = [(part, part.size) for part in layout]
+    return in_threads(write, sized, threads=storage.writers, name="holdfast-write", progress=progress)
 
 
 def commit(storage: Storage, manifest: Manifest) -> bool:

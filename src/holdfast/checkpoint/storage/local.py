@@ -17,12 +17,11 @@ import os
 import re
 import secrets
 import stat
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 
+from holdfast.checkpoint.host_memory.place import place_mark
 from holdfast.checkpoint.storage.direct_io import UNSUPPORTED, read_whole, write_whole
 from holdfast.checkpoint.storage.names import check_name, check_prefix, is_name
 from holdfast.checkpoint.storage.port import Stored
@@ -32,7 +31,7 @@ BLOCK_BYTES = 2 << 20  # fits the cache of a core: what is read is hashed and co
 UNFINISHED_AGE_MAX_S = 3600.0  # a block takes seconds at most, and each one renews the file's time
 DIRECTORY_TRIES_MAX = 20  # a writer makes a directory while a deleter removes it as empty
 
-_UNFINISHED = re.compile(r"\.holdfast-([0-9a-f]{8})-(\d{1,10})-[0-9a-f]{8}")
+_UNFINISHED = re.compile(r"\.holdfast-([0-9a-f]{16})-(\d{1,10})-[0-9a-f]{8}")
 
 _UNAVAILABLE = {
     errno.ENOSPC: ("the disk is full", "free some space there, or keep fewer checkpoints"),
@@ -154,7 +153,7 @@ class LocalStorage:
     @contextmanager
     def _unfinished(self, directory: Path) -> Iterator[tuple[int, Path]]:
         """A new file under a name of its own, gone afterwards unless it was renamed."""
-        own = directory / f".holdfast-{_place()}-{os.getpid()}-{secrets.token_hex(4)}"
+        own = directory / f".holdfast-{place_mark()}-{os.getpid()}-{secrets.token_hex(4)}"
         for tries_left in reversed(range(DIRECTORY_TRIES_MAX)):
             self._make_directory(directory)
             try:
@@ -254,7 +253,7 @@ def _sweep(directory: Path) -> None:
 def _is_left(place: str, pid: int, age_s: float) -> bool:
     if age_s > UNFINISHED_AGE_MAX_S:
         return True
-    if place != _place():
+    if place != place_mark():
         return False
     try:
         os.kill(pid, 0)
@@ -263,13 +262,6 @@ def _is_left(place: str, pid: int, age_s: float) -> bool:
     except PermissionError:
         pass
     return False
-
-
-@lru_cache(maxsize=1)
-def _place() -> str:
-    """Where this process's number means something: this start of this host, and this container."""
-    mark = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/pid").readlink())
-    return f"{zlib.crc32(mark.encode()):08x}"
 
 
 def _removed_if_empty(directory: Path) -> bool:

@@ -34,7 +34,7 @@ _CREDENTIALS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BucketAddress:
     scheme: str
     bucket: str
     prefix: str
@@ -62,7 +62,7 @@ def is_conflict(error: BaseException) -> bool:
     return _first(_STATUS, str(error)) == "409" and _first(_CODE, str(error)) == "ConditionalRequestConflict"
 
 
-def translated(error: BaseException, place: Place, doing: str, name: str) -> StorageError:
+def translated(error: BaseException, place: BucketAddress, doing: str, name: str) -> StorageError:
     text = str(error).partition("\n\nDebug source:")[0]
     status, code = int(_first(_STATUS, text) or 0), _first(_CODE, text)
     what = f"cannot {doing} {place.of(name)}"
@@ -102,7 +102,7 @@ def _first(pattern: re.Pattern[str], text: str) -> str:
     return match[1] if match else ""
 
 
-def _reason(text: str, place: Place) -> str:
+def _reason(text: str, place: BucketAddress) -> str:
     """Why there was no answer. The client tells it in the structure that it prints after its sentence."""
     if re.search(r"\bTimedOut\b|kind: Timeout\b", text):
         return f"{place.service} does not answer in time"

@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from holdfast.checkpoint.storage.names import check_name, check_prefix, is_name
-from holdfast.checkpoint.storage.object_errors import Place, is_conflict, translated
+from holdfast.checkpoint.storage.object_errors import BucketAddress, is_conflict, translated
 from holdfast.checkpoint.storage.port import Stored
 from holdfast.core.errors import ConfigError, IntegrityError, NotStored, StorageRefused, StorageUnavailable
 
@@ -179,7 +179,7 @@ class ObjectStorage:
         return False
 
 
-def _parse(uri: str) -> tuple[Place, dict[str, str]]:
+def _parse(uri: str) -> tuple[BucketAddress, dict[str, str]]:
     parts = urlsplit(uri)
     scheme, kind = parts.scheme.lower(), "container" if parts.scheme.lower() == "az" else "bucket"
     written = f"{scheme}://{kind}/prefix"
@@ -208,7 +208,7 @@ def _parse(uri: str) -> tuple[Place, dict[str, str]]:
         raise ConfigError(
             f"the endpoint in this {scheme}:// URI is no address", hint="write endpoint=https://host:port"
         )
-    return Place(scheme, parts.netloc, prefix, endpoint or ""), options
+    return BucketAddress(scheme, parts.netloc, prefix, endpoint or ""), options
 
 
 def _hint(scheme: str, written: str) -> str:
@@ -242,7 +242,7 @@ def _imported() -> Any:
     return obstore
 
 
-def _opened(obstore: Any, place: Place, options: dict[str, str], timeout_s: float, *, retries: int) -> Any:
+def _opened(obstore: Any, place: BucketAddress, options: dict[str, str], timeout_s: float, *, retries: int) -> Any:
     kind = {"s3": obstore.store.S3Store, "gs": obstore.store.GCSStore, "az": obstore.store.AzureStore}[place.scheme]
     config = {"region": options["region"]} if "region" in options else {}
     if place.endpoint:

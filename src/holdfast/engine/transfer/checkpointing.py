@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.host_memory.fragments import Place
+from holdfast.checkpoint.host_memory.fragments import PlaceAmongHosts
 from holdfast.checkpoint.host_memory.gathering import GatheredStorage, newest_gathered
 from holdfast.checkpoint.host_memory.place import MEMORY_ONLY, remove_memory
 from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
 from holdfast.checkpoint.restoring.reading import list_checkpoints, newest_valid
 from holdfast.checkpoint.saving.retention import Keep
-from holdfast.checkpoint.saving.saved import Saved, Told
+from holdfast.checkpoint.saving.saved import Saved, SaverNews
 from holdfast.checkpoint.saving.saver import Doing, Saver
 from holdfast.checkpoint.saving.schedule import Every, Schedule
+from holdfast.checkpoint.saving.share import Share
 from holdfast.checkpoint.settings import CheckpointSettings
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.checkpoint.storage.port import Storage
@@ -151,7 +152,7 @@ class Checkpoints(NoCheckpoints):
         self._asked: int | None = None  # the last request that was made before we came, or that a save has met
         self._saver = Saver(
             (lambda: open_storage(settings.uri)) if settings.uri else None,
-            Told(self._saved, self._trouble, self._recovered, self._warn, claim.check),
+            SaverNews(self._saved, self._trouble, self._recovered, self._warn, claim.check),
             run=worker.run,
             config=rewinding.mark(asdict(config)),
             me=worker.id,
@@ -202,18 +203,10 @@ class Checkpoints(NoCheckpoints):
         snapshot = self._holder.capture(step)
         self._schedule.begun(step, started)
         self._asked = self._request()
-        rank, count, place = members.index(self._me), len(members), self._place(members)
         held_s = self._clock() - started
-        if not self._saver.begin(
-            snapshot,
-            rank=rank,
-            count=count,
-            metrics=metrics,
-            place=place,
-            mark=mark,
-            before=self._before(members),
-            held_s=held_s,
-        ):
+        save = self._share(snapshot, members, metrics)
+        save.mark, save.before, save.held_s = mark, self._before(members), held_s
+        if not self._saver.begin(save):
             self._events.write("warning", text=f"step {step} is not saved: an earlier checkpoint is still on its way")
 
     def _before(self, members: tuple[str, ...]) -> str:
@@ -221,17 +214,21 @@ class Checkpoints(NoCheckpoints):
         before = members[members.index(self._me) - 1]
         return before if before != self._me and host_of(before) == host_of(self._me) else ""
 
-    def _place(self, members: tuple[str, ...]) -> Place | None:
-        return Place.of(self._me, members) if self._memory is not None and self._me in members else None
+    def _share(self, snapshot: Snapshot, members: tuple[str, ...], metrics: Mapping[str, float]) -> Share:
+        """This worker's share of a save of it."""
+        inside = self._me in members
+        place = PlaceAmongHosts.of(self._me, members) if self._memory is not None and inside else None
+        rank = members.index(self._me) if inside else 0
+        return Share(snapshot, rank, len(members), dict(metrics), place=place)
 
     def save_last(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None:
         """At the end of a loop over steps: unless it has just been saved, and after what is on its way."""
         if self._saver.begun == step:
             return
         if self._saver.is_busy:  # perhaps with a storage that does not answer: no loop waits for that
-            copy, rank, place = self._holder.capture(step).copied(), members.index(self._me), self._place(members)
+            copy = self._holder.capture(step).copied()
             self._schedule.begun(step, self._clock())
-            self._saver.enqueue(copy, rank=rank, count=len(members), metrics=metrics, place=place)
+            self._saver.enqueue(self._share(copy, members, metrics))
             return
         self.save(step, members, metrics)
         self.wait_copied()
@@ -286,10 +283,7 @@ class Checkpoints(NoCheckpoints):
             return ""
         if self._saver.newest == step:
             return ""
-        snapshot = self._holder.capture(step)
-        rank = members.index(self._me) if self._me in members else 0
-        place, count = self._place(members), len(members)
-        self._saver.finish(snapshot, rank=rank, count=count, metrics=metrics, place=place, timeout_s=0.0)
+        self._saver.finish(self._share(self._holder.capture(step), members, metrics), timeout_s=0.0)
         return self._wait_for_last(step, limit_s=notice_s)
 
     def _wait_for_last(self, step: int, **limits: Any) -> str:

@@ -1,4 +1,4 @@
-"""The one who watches: what has been seen of each worker of a host, and who of them is to be ended. Pure.
+"""Judges which workers of a host hang, from what has been seen of each, and which of them are to be ended. Pure.
 
 It is given the heartbeats at every look, then what the kernel says of those that it asks about. Invariants:
 - time in which it did not look itself (the host was frozen, it was given no processor) counts for nobody's silence;
@@ -51,7 +51,7 @@ class _Worker:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HangVerdict:
     worker: str
     beat: Beat
     suspicion: Suspicion
@@ -60,7 +60,7 @@ class Verdict:
 
 
 @dataclass
-class Ward:
+class HangJudge:
     limits: Limits
     _workers: dict[str, _Worker] = field(default_factory=dict)
     _looked_at: float | None = None
@@ -100,7 +100,7 @@ class Ward:
 
     def judge(
         self, processes: Mapping[str, Process], members: Collection[str], late: Collection[str] = ()
-    ) -> list[Verdict]:
+    ) -> list[HangVerdict]:
         """Who hangs, said once for each time. `members`: of the whole view, on all hosts; `late`: left behind by it."""
         for name, process in processes.items():
             if name in self._workers:
@@ -117,7 +117,7 @@ class Ward:
             spared = self._spared(known, here, members) if name in hung else ""  # the others went on: they have it
             if spared is not None and known.reported != (known.beat.entered, spared):
                 known.reported = (known.beat.entered, spared)
-                verdicts.append(Verdict(name, known.beat, known.suspicion, not spared, spared))
+                verdicts.append(HangVerdict(name, known.beat, known.suspicion, not spared, spared))
         return verdicts
 
     def _measure(self, known: _Worker, process: Process) -> None:
@@ -157,7 +157,7 @@ class Ward:
         hang_s = self.limits.hang_s
         return "" if hang_s is not None and max(known.silent_s, known.still_s) >= hang_s else None
 
-    def still_hung(self, verdict: Verdict, beat: Beat | None) -> bool:
+    def still_hung(self, verdict: HangVerdict, beat: Beat | None) -> bool:
         """Whether nothing has changed for it since. If something has, it can be called hung again."""
         before = verdict.beat
         if beat is not None:

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.detection.beat import Activity, Beat
-from holdfast.detection.phi import History
+from holdfast.detection.hang_judge import HangJudge, HangVerdict, Process
+from holdfast.detection.phi import IntervalHistory
 from holdfast.detection.progress import Level, Limits
-from holdfast.detection.ward import Process, Verdict, Ward
 
 LOOK_S = 0.1
 
 
 @dataclass
 class Host:
-    """Workers that beat, and a ward that looks at them ten times a second."""
+    """Workers that beat, and a judge that looks at them ten times a second."""
 
     names: tuple[str, ...]
     limits: Limits = field(default_factory=Limits)
@@ -27,12 +27,12 @@ class Host:
     stopped: set[str] = field(default_factory=set)
     still: set[str] = field(default_factory=set)
     busy: set[str] = field(default_factory=set)
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[HangVerdict] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        usual = History(100, 0.02, 0.005, 0.05)
-        pace = History(100, 0.1, 0.01, 0.15)
-        self.ward = Ward(self.limits)
+        usual = IntervalHistory(100, 0.02, 0.005, 0.05)
+        pace = IntervalHistory(100, 0.1, 0.01, 0.15)
+        self.hang_judge = HangJudge(self.limits)
         self.beats = {
             name: Beat(number=1, at=self.now, activity=Activity.SHARD, entered=9, pace=pace, usual=usual)
             for name in self.names
@@ -53,19 +53,19 @@ class Host:
                     self.beats[name] = replace(beat, number=beat.number + 1, at=self.now, moved_at=moved_at)
             self.verdicts += self.look()
 
-    def look(self) -> list[Verdict]:
-        asked = self.ward.observe(self.beats, self.now)
+    def look(self) -> list[HangVerdict]:
+        asked = self.hang_judge.observe(self.beats, self.now)
         seen: Mapping[str, Process] = {
             name: Process("T" if name in self.stopped else "S", self.cpu_s[name]) for name in asked
         }
-        return self.ward.judge(seen, (*self.names, *self.elsewhere))
+        return self.hang_judge.judge(seen, (*self.names, *self.elsewhere))
 
     @property
     def ended(self) -> list[str]:
         return [verdict.worker for verdict in self.verdicts if verdict.kill]
 
     def level(self, name: str) -> Level:
-        return self.ward.suspicion(name).level
+        return self.hang_judge.suspicion(name).level
 
 
 def test_workers_that_get_on_are_left_alone() -> None:
@@ -217,9 +217,9 @@ def test_one_that_wakes_while_its_stacks_are_collected_is_let_off() -> None:
     host.stopped.add("w1.1")
     host.pass_by(1.5)
     (verdict,) = host.verdicts
-    assert host.ward.still_hung(verdict, verdict.beat)
-    assert not host.ward.still_hung(verdict, replace(verdict.beat, number=verdict.beat.number + 1))
-    assert not host.ward.still_hung(verdict, None)
+    assert host.hang_judge.still_hung(verdict, verdict.beat)
+    assert not host.hang_judge.still_hung(verdict, replace(verdict.beat, number=verdict.beat.number + 1))
+    assert not host.hang_judge.still_hung(verdict, None)
     host.pass_by(0.5)
     assert host.ended == ["w1.1", "w1.1"], "and it may be called hung again"
 
@@ -230,9 +230,9 @@ def test_one_whose_thread_moves_while_its_stacks_are_collected_is_let_off() -> N
     host.pass_by(6.0)
     (verdict,) = host.verdicts
     later = replace(verdict.beat, number=verdict.beat.number + 5)
-    assert host.ward.still_hung(verdict, later)
-    assert not host.ward.still_hung(verdict, replace(later, moved_at=host.now))
-    assert not host.ward.still_hung(verdict, replace(later, entered=later.entered + 1))
+    assert host.hang_judge.still_hung(verdict, later)
+    assert not host.hang_judge.still_hung(verdict, replace(later, moved_at=host.now))
+    assert not host.hang_judge.still_hung(verdict, replace(later, entered=later.entered + 1))
 
 
 @settings(max_examples=40)
@@ -267,7 +267,7 @@ def test_who_was_left_behind_is_watched_but_vouches_for_nobody() -> None:
     host = Host(("w0.1", "w1.1"), Limits(stopped_s=5.0))
     host.pass_by(1.0)
 
-    def look(stopped: str, seconds: float) -> list[Verdict]:
+    def look(stopped: str, seconds: float) -> list[HangVerdict]:
         host.stopped = {stopped}
         found = []
         for _ in range(round(seconds / LOOK_S)):
@@ -275,9 +275,9 @@ def test_who_was_left_behind_is_watched_but_vouches_for_nobody() -> None:
             other = "w0.1" if stopped == "w1.1" else "w1.1"
             beat = host.beats[other]
             host.beats[other] = replace(beat, number=beat.number + 1, at=host.now, moved_at=host.now)
-            asked = host.ward.observe(host.beats, host.now)
+            asked = host.hang_judge.observe(host.beats, host.now)
             seen = {name: Process("T" if name == stopped else "S", 1.0) for name in asked}
-            found += host.ward.judge(seen, ("w0.1",), ("w1.1",))
+            found += host.hang_judge.judge(seen, ("w0.1",), ("w1.1",))
         return found
 
     assert look("w1.1", 4.5) == []

@@ -1,8 +1,8 @@
 """The agent's eye on its workers' hearts: a thread that reads all pages ten times a second and says who hangs.
 
-Thread: `holdfast-watchman` alone touches the pages and the ward. It collects the stacks of whoever hangs, looks once
-more, and puts `FoundHung` into the agent's inbox; ending a worker is the agent's. It talks to nobody else, so that
-neither the ledger nor a disk keeps it from looking.
+Thread: `holdfast-heartbeat-watch` alone touches the pages and the judge. It collects the stacks of a worker that
+hangs, looks once more, and puts `FoundHung` into the agent's inbox; ending a worker is the agent's. It talks to nobody
+else, so that neither the ledger nor a disk keeps it from looking.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from holdfast.agent.settings import RunSettings
 from holdfast.agent.workers.stacks import collect
 from holdfast.agent.workers.standing_still import FoundHung, StandingStill
 from holdfast.detection.beat import Beat
+from holdfast.detection.hang_judge import HangJudge, HangVerdict, Process
 from holdfast.detection.pages import FOLDER, Note, Page
 from holdfast.detection.progress import Level, Limits, Sight, Suspicion, suspect
-from holdfast.detection.ward import Process, Verdict, Ward
 from holdfast.placement.proc import busiest_state, family_cpu_s, process_started
 
 LOOK_S = 0.1
@@ -62,7 +62,7 @@ def described_limits(described: Mapping[str, Any]) -> Limits:
     )
 
 
-class Watchman:
+class HeartbeatWatch:
     """Looks until it is closed."""
 
     def __init__(self, run_dir: Path, limits: Limits, report: Callable[[FoundHung], None], *, host: str = "") -> None:
@@ -70,7 +70,7 @@ class Watchman:
         self.standing_still = StandingStill(host, report, may_end=limits.hang_s is not None)
         self._ledger_away = False
         self._report = report
-        self._ward = Ward(limits)
+        self._hang_judge = HangJudge(limits)
         self._pages: dict[str, Page] = {}
         self._beats: dict[str, Beat] = {}
         self._members: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Watchman:
         self._steps: dict[str, int] = {}  # of those that died, until somebody asks
         self._guard = threading.Lock()  # over the pages that are open, and the two above
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="holdfast-watchman", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat-watch", daemon=True)
         self._thread.start()
 
     def viewed(self, members: Iterable[str], late: Iterable[str] = ()) -> None:
@@ -145,7 +145,7 @@ class Watchman:
             if beat is not None:
                 self._beats[worker] = beat
         processes = {}
-        for worker in self._ward.observe(self._beats, now):
+        for worker in self._hang_judge.observe(self._beats, now):
             pid = self._pages[worker].note.pid
             state = busiest_state(pid)
             if state:
@@ -153,12 +153,12 @@ class Watchman:
             else:
                 self._forget(worker)
         members, late, away = self._members, self._late, self._ledger_away
-        for verdict in self._ward.judge(processes, members, late):
+        for verdict in self._hang_judge.judge(processes, members, late):
             if verdict.worker in self._pages:
                 self._conclude(verdict)
         self.standing_still.look(self._beats, self._pages, members, late, ledger_away=away, now=now)
         self._glances = {
-            worker: Glance(self._ward.suspicion(worker).level, beat.step, self._ward.waits_s(worker))
+            worker: Glance(self._hang_judge.suspicion(worker).level, beat.step, self._hang_judge.waits_s(worker))
             for worker, beat in self._beats.items()
         }
 
@@ -179,12 +179,12 @@ class Watchman:
         self.standing_still.ended(worker)
         (self._folder / f"{worker}.json").unlink(missing_ok=True)
 
-    def _conclude(self, verdict: Verdict) -> None:
+    def _conclude(self, verdict: HangVerdict) -> None:
         """Collect the stacks, which takes a moment, and look whether it still hangs."""
         page, suspicion = self._pages[verdict.worker], verdict.suspicion
         stacks = collect(page.note, thread=verdict.beat.thread)
         beat = page.read()
-        if not self._ward.still_hung(verdict, beat):
+        if not self._hang_judge.still_hung(verdict, beat):
             return
         reason = suspicion.reason + (f"; it is left alone, since {verdict.spared}" if verdict.spared else "")
         fields = {

@@ -28,7 +28,7 @@ BEAT_BYTES_MAX = 16 * 1024
 
 
 @dataclass(frozen=True)
-class Crew:
+class CrewHealth:
     """How a host's workers look: how many are at each level, some of those that are not ok, and the newest step."""
 
     counts: tuple[int, ...] = (0,) * len(Level)
@@ -37,7 +37,7 @@ class Crew:
     idle: Idle | None = None  # all its members of the view wait for others, and for whom
 
     @classmethod
-    def of(cls, levels: Mapping[str, Level], step: int, idle: Idle | None = None) -> Crew:
+    def of(cls, levels: Mapping[str, Level], step: int, idle: Idle | None = None) -> CrewHealth:
         counts = tuple(sum(level == one for level in levels.values()) for one in Level)
         worst = sorted((worker for worker, level in levels.items() if level), key=lambda one: (-levels[one], one))
         return cls(counts, tuple((worker, levels[worker]) for worker in worst[:NAMED_MAX]), step, idle)
@@ -65,15 +65,15 @@ class Told:
 
     host: str
     age_s: float
-    crew: Crew
+    crew: CrewHealth
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tidings:
+class AgentBeat:
     """One beat."""
 
     host: str
-    crew: Crew = Crew()
+    crew: CrewHealth = CrewHealth()
     opinions: tuple[Opinion, ...] = ()
     told: tuple[Told, ...] = ()
     leaving: bool = False  # the last one: its silence means nothing
@@ -89,7 +89,7 @@ class Tidings:
         return encode_json(fields)
 
     @classmethod
-    def decode(cls, data: bytes) -> Tidings:
+    def decode(cls, data: bytes) -> AgentBeat:
         """ProtocolError for what no agent would say."""
         fields = decode_json(data)
         try:
@@ -104,13 +104,13 @@ class Tidings:
             raise ProtocolError(f"not a beat of an agent: {data[:80]!r}") from error
 
 
-def _crew(fields: Any) -> Crew:
+def _crew(fields: Any) -> CrewHealth:
     counts, unwell, step, *idle = _listed(fields, 4)
     found = tuple(_whole(count) for count in _listed(counts, len(Level)))
     if len(found) != len(Level):
         raise ValueError(f"{len(found)} levels")
     named = tuple((_name(worker), Level(level)) for worker, level in _listed(unwell, NAMED_MAX))
-    return Crew(found, named, _whole(step), _idle(*idle[0]) if idle else None)
+    return CrewHealth(found, named, _whole(step), _idle(*idle[0]) if idle else None)
 
 
 def _idle(seconds: Any, members: Any, with_state: Any, votes: Any) -> Idle:
