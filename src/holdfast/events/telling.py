@@ -330,6 +330,7 @@ _SENTENCES: Final[dict[str, Callable[[Event], str]]] = {
     "skipped": _skipped,
     "corruption": _corruption,
     "script_mistake": lambda event: f"a mistake in the script: {event['reason']}; {event['hint']}",
+    "inexact": lambda event: f"this run is not exact: {event['reason']}; {event['hint']}",
     "ledger_down": _ledger_down,
     "ledger_up": lambda event: "the ledger is back",
     "evicted": lambda event: f"{event['who']} was evicted: {event.get('reason')}",

@@ -163,9 +163,10 @@ class Narrator:
     def _on_cut_short(self, event: Mapping[str, Any]) -> bool:
         said = str(event["kind"]) in self._ends
         self._ends.add(str(event["kind"]))
-        return not said  # every worker tells
+        return not said  # every worker tells; whoever leads next, too
 
     _on_unsaved = _on_cut_short
+    _on_inexact = _on_cut_short
 
     def _on_corruption(self, event: Mapping[str, Any]) -> bool:
         before = self._corruption
