@@ -129,7 +129,11 @@ def test_the_record_of_a_run_and_its_lines() -> None:
         "weights: d1",
     ]
     record.feed({"t": 63.0, "who": "w1.2", "kind": "finished", "step": 9, "digest": "d2"})
-    assert closing_lines(record, "r")[-1] == "warning: the workers ended with different weights: d1, d2"
+    record.feed({"t": 63.0, "who": "w2.1", "kind": "finished", "step": 9, "digest": "d1"})
+    assert closing_lines(record, "r")[-1] == (
+        "run r is not exact, and ends with exit code 65: the workers ended with different weights: "
+        "d1 on w0.1, w2.1; d2 on w1.2"
+    )
 
 
 def test_what_everyone_tells_is_said_once() -> None:

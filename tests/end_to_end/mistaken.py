@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import torch
@@ -32,13 +33,15 @@ def main(mistake: str, steps: int) -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     other = torch.optim.SGD(model[2].parameters(), lr=1e-3)
+    own = torch.Generator().manual_seed(1)
     best = Best()
     run = holdfast.join(model, optimizer, data, batch_size=30, shards=6, seed=3, extras={"best": best})
     for step in run.steps(steps):
         for x, y in step:
-            loss = F.cross_entropy(model(x), y)
+            noise = torch.randn(x.shape, generator=own) if mistake == "own generator" else 0.0
+            loss = F.cross_entropy(model(x + noise), y)
             loss.backward()
-            step.record(loss=loss)
+            step.record(loss=loss, seconds=time.perf_counter())
             if mistake == "second optimizer":
                 other.step()
         if run.leader or mistake != "leader steps":
@@ -46,6 +49,9 @@ def main(mistake: str, steps: int) -> None:
         if mistake == "leader's extra" and run.leader:
             best.loss = step.metrics["loss"]
         if mistake == "leader's weight" and run.leader and step.number == 3:
+            with torch.no_grad():
+                model[0].weight[0, 0] += 1.0
+        if mistake == "leader's last weight" and run.leader and step.number == steps - 1:
             with torch.no_grad():
                 model[0].weight[0, 0] += 1.0
         if mistake == "leader raises" and run.leader and step.number > 2:

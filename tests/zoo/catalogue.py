@@ -20,6 +20,9 @@ PARTS: dict[str, list[Shape]] = {
 SHAPES = {shape.name: shape for shapes in PARTS.values() for shape in shapes}
 assert len(SHAPES) == sum(map(len, PARTS.values())), "two shapes have one name"
 
-# In every `make test`: two optimizers, buffers, loaders' memory, extras with an order, a group that is added, and a
-# refusal in mid-run.
-SAMPLE = ("muon", "batch-norm", "odd-offsets-loaders", "extra-ordered-dict", "group-added-midway", "extra-late-set")
+# In every `make test`: two optimizers, buffers, loaders' memory, extras with an order, a group that is added, a refusal
+# in mid-run, a run that is not exact and says so, and workers that are made to differ.
+SAMPLE = (
+    *("muon", "batch-norm", "odd-offsets-loaders", "extra-ordered-dict", "group-added-midway", "extra-late-set"),
+    *("own-generator", "average-outside-extras"),
+)

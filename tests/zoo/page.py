@@ -33,8 +33,11 @@ NOT_PROMISED_HEAD = """
 ## Not promised
 
 These depend on something that differs between workers and that Holdfast does not see
-([the conditions](../guarantees.md#conditions)). Such a run ends with weights of its own. If its workers come to differ
-among themselves, the next comparison of their states ends it with a sentence that names the first tensor.
+([the conditions](../guarantees.md#conditions)). Such a run ends with weights of its own and says so: in its second step
+the first worker [computes a shard again](../explanation/audits.md#a-shard-that-is-computed-again), and if it gets other
+bits each time, the run's last line says that it is not exact, and its exit code is 65. If its workers come to differ
+among themselves, a sentence that names the first tensor ends it: at the next comparison of their states, or when a
+worker joins.
 
 | what | why, and what to do | shape |
 |---|---|---|

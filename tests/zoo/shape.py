@@ -13,6 +13,7 @@ MARK = re.compile(r"^( *)# -- ([a-z]+)$")
 EXACT = "exact"
 REFUSED = "refused"
 NOT_PROMISED = "not promised"
+TOLD = "told"  # the run ended, and said that it is not exact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,5 +60,5 @@ def refused(name: str, what: str, sentence: str, **lines: str) -> Shape:
 
 
 def not_promised(name: str, what: str, why: str, **lines: str) -> Shape:
-    """The run ends with other weights perhaps, or its workers notice it; nothing hangs, and no machine is blamed."""
+    """The run ends with other weights and says so, or its workers notice it; nothing hangs, no machine is blamed."""
     return Shape(name=name, what=what, lines=lines, expected=NOT_PROMISED, sentence=why)

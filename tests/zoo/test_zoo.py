@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from catalogue import PARTS, SAMPLE, SHAPES
 from page import PAGE, text_of
-from shape import EXACT, REFUSED, exact, not_promised, refused
-from trying import ALONE, BLAME, BLAMED, DIFFERENT, FAILED, NOTICED, Result, ended, judge
+from shape import EXACT, REFUSED, TOLD, exact, not_promised, refused
+from trying import ALONE, BLAME, BLAMED, DIFFERENT, FAILED, INEXACT, NOTICED, Result, ended, judge
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +48,7 @@ def test_a_shape_replaces_what_is_under_its_marks() -> None:
 def test_what_is_as_expected() -> None:
     plain, odd = exact("a", "b"), not_promised("c", "d", "why")
     assert Result(plain, EXACT).expected and not Result(plain, DIFFERENT).expected
-    assert Result(odd, EXACT).expected and Result(odd, DIFFERENT).expected
+    assert Result(odd, EXACT).expected and Result(odd, TOLD).expected and not Result(odd, DIFFERENT).expected
     assert Result(odd, REFUSED).expected and not Result(odd, FAILED).expected and not Result(odd, BLAMED).expected
 
 
@@ -59,6 +59,10 @@ def test_what_an_end_in_failure_is_called() -> None:
     assert ended(shape, "is a list", refused=True).kind == FAILED
     assert ended(not_promised("a", "b", "why"), f"{NOTICED} 0.bias", refused=True).kind == REFUSED
     assert ended(shape, f"is a set, which cannot travel; {BLAME}", refused=True).kind == BLAMED
+    last = f"run r {INEXACT}the workers ended with different weights\n"
+    assert ended(not_promised("a", "b", "why"), last, refused=False, inexact=True).kind == TOLD
+    assert ended(not_promised("a", "b", "why"), f"{last}more\n", refused=False, inexact=True).kind == FAILED
+    assert ended(exact("a", "b"), last, refused=False, inexact=True).kind == DIFFERENT
 
 
 def test_the_page_has_every_shape_once() -> None:

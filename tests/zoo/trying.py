@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 
 from alone import ALONE_S, HUNG, Alone
-from shape import EXACT, NOT_PROMISED, REFUSED, Shape
+from shape import EXACT, NOT_PROMISED, REFUSED, TOLD, Shape
 
+from holdfast.core.errors import EXIT_INEXACT
 from holdfast.testing.observed_run import Failed, ObservedRun, send
 
 RUN_S = 240.0  # far more than any takes on a quiet machine; those of the nightly run may take thrice as long
@@ -23,6 +24,7 @@ FIRST_KILL, SECOND_KILL, LAST_HELD = 3, 5, 34  # steps
 PACE_S = 0.15  # between steps, while newcomers are on their way
 BLAME = "test the memory and processors"
 NOTICED = "the script's workers differ in"  # by the comparison of states, if it comes before the end
+INEXACT = f"is not exact, and ends with exit code {EXIT_INEXACT}: "  # the last line of a run that knows it
 OPTIONS = ["--stuck-after", "none"]  # a shard may stand at the gate
 KEPT = 3000  # characters of output, for a failure
 
@@ -44,7 +46,7 @@ class Result:
     @property
     def expected(self) -> bool:
         if self.shape.expected == NOT_PROMISED:
-            return self.kind in (EXACT, DIFFERENT, REFUSED)
+            return self.kind in (EXACT, TOLD, REFUSED)
         return self.kind == self.shape.expected
 
 
@@ -169,19 +171,19 @@ def failure(shape: Shape, run: Gated, why: str) -> Ended:
     assert run.agent is not None
     code = run.agent.poll()
     if code is not None:
-        if "different weights" in why:
-            return Ended(DIFFERENT, why)
-        return ended(shape, run.log(), refused=code == 2)
+        return ended(shape, run.log(), refused=code == 2, inexact=code == EXIT_INEXACT)
     for pid in list(run.pids.values()):
         send(pid, signal.SIGUSR1)
     time.sleep(1.0)
     return Ended(HUNG, f"{why}\n{run.log()[-3 * KEPT :]}")
 
 
-def ended(shape: Shape, said: str, *, refused: bool) -> Ended:
-    """Of a run that ended by itself and in failure."""
+def ended(shape: Shape, said: str, *, refused: bool, inexact: bool = False) -> Ended:
+    """Of a run that ended by itself and in failure. `refused`, `inexact`: by its exit code."""
     if BLAME in said:
         return Ended(BLAMED, said[-KEPT:])
+    if inexact and INEXACT in said.strip().splitlines()[-1]:
+        return Ended(TOLD if shape.expected == NOT_PROMISED else DIFFERENT, said.strip().splitlines()[-1])
     sentence = NOTICED if shape.expected == NOT_PROMISED else shape.sentence
     if refused and sentence and sentence in " ".join(said.split()):
         return Ended(REFUSED, sentence)

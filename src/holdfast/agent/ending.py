@@ -17,8 +17,9 @@ from holdfast.agent.leftovers import forget_memory
 from holdfast.agent.policy import RunEnd
 from holdfast.agent.report import AgentReporter
 from holdfast.checkpoint.host_memory.place import remove_memory
-from holdfast.core.errors import LedgerError
+from holdfast.core.errors import EXIT_INEXACT, LedgerError
 from holdfast.ledger.port import Ledger
+from holdfast.observe.summary import inexact_because
 from holdfast.placement.directory import RunDirectory
 
 
@@ -69,4 +70,6 @@ class AgentEnding:
         return end.exit_code
 
     def _write_down(self, code: int) -> int:
+        if inexact_because(self._reporter.record):
+            code = code or EXIT_INEXACT
         return self._finish_note.settle(code, self._reporter.record, self._inbox, self._reporter.say)

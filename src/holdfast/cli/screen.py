@@ -33,6 +33,7 @@ _LOUD = (
     "standstill",
     "corruption",
     "script_mistake",
+    "inexact",
     "failed",
     "evicted",
     "warning",

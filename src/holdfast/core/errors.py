@@ -15,6 +15,7 @@ HoldfastError
 │   ├── StorageRefused    it said no: credentials, no such bucket, read-only. Somebody must act
 │   ├── NotStored         there is nothing under that name
 │   └── IntegrityError    bytes are not those that were written
+│       └── StatesDiffer  members offer different states of one step
 ├── NumericsError         arithmetic that would not give the same bits here
 ├── DivergedError         the training itself: a gradient or a metric is not finite any more, or a loss is a spike
 └── CorruptionError       hardware that gives wrong bits, and nobody can say whose
@@ -31,6 +32,7 @@ In a process that the agent started, and in a script that runs alone, WorkerEnde
 from __future__ import annotations
 
 EXIT_BAD_INPUT = 2
+EXIT_INEXACT = 65  # EX_DATAERR: the training is finished, and is known not to be exact
 EXIT_UNWRITTEN = 69  # EX_UNAVAILABLE: the training is finished, and the ledger could not be told so
 EXIT_EVICTED = 75  # EX_TEMPFAIL: the agent starts a replacement and does not count it as a failure
 EXIT_UNSAVED = 74  # EX_IOERR: the script came to its end, and its last state could not be saved
@@ -104,6 +106,10 @@ class NotStored(StorageError):
 
 class IntegrityError(StorageError):
     """Bytes that were read are not those that were written."""
+
+
+class StatesDiffer(IntegrityError):
+    """Members of a run offer different states of one step. Nothing of them was taken."""
 
 
 class NumericsError(HoldfastError):

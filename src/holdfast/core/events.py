@@ -57,6 +57,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "corruption": ("step", "what", "where", "digests", "liars", "decided", "good"),
     # written by every member that sees it: workers differ, and it is the script's doing
     "script_mistake": ("step", "where", "reason", "hint"),
+    # written by the first member: a shard gives other bits each time that it is computed. Training goes on
+    "inexact": ("step", "reason", "hint"),
     # written by both
     "ledger_down": ("reason",),
     "ledger_up": ("down_s",),

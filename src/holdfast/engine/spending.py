@@ -30,6 +30,7 @@ _OF_PHASE = {
     Phase.WAITING: s.STANDBY,
     Phase.FORMING: s.JOINING,
     Phase.LOADING: s.JOINING,
+    Phase.COMPARING: s.JOINING,
     Phase.RECEIVING: s.JOINING,
     Phase.TURNING: s.JOINING,
     Phase.BEHIND: s.RECOVERING,

@@ -251,6 +251,7 @@ _TEMPLATES: Final[dict[str, str]] = {
     "storage_up": "storage is back",
     "skipped": "step {step} is skipped: {reason}",
     "script_mistake": "a mistake in the script: {reason}; {hint}",
+    "inexact": "this run is not exact: {reason}; {hint}",
     "ledger_down": "{who} cannot reach the ledger; the membership is frozen, training goes on: {reason}",
     "ledger_up": "the ledger is back",
     "evicted": "{who} was evicted: {reason}",

@@ -96,6 +96,7 @@ class Finding:
     narrow: bool = False
     script: str = ""
     hint: str = ""  # for a script
+    whole: bool = False  # of the state: all of it, rather than a slice
     where: str = ""  # what differs, for people
     clue: Clue | None = None  # to know it again
 
@@ -171,6 +172,7 @@ class Auditing:
         self._disputed: dict[int, str] = {}  # shards of this step, and who decides
         self._vouched: dict[str, int] = {}  # member -> the last step in which others found it right
         self._narrowed = -1  # the step in which all were asked to say more
+        self.doubted = -1  # the step whose whole state is compared, due or not: see doubting.py
         self.leader: tuple[str, int] | None = None  # as in Said
         self.earlier: tuple[Rewind, ...] = ()  # how often the run went back, and why
 
@@ -247,11 +249,13 @@ class Auditing:
         return Finding(step, "calls", 0, digests, script=sentence, hint=CALL_IT_EVERYWHERE, where="optimizer.step()")
 
     def _state(self, step: int, members: Sequence[str], said: Mapping[str, Said]) -> Finding | None:
-        number = self.rules.slice_due(step)
+        whole = step == self.doubted
+        number = 0 if whole else self.rules.slice_due(step)
         digests = {member: said[member].state for member in members if said[member].state}
         if number is None or len(set(digests.values())) < 2:
             return None
-        finding = Finding(step, "state", number, tuple(digests.items()), good=max(0, step - self.rules.every))
+        good = max(0, step - self.rules.every)
+        finding = Finding(step, "state", number, tuple(digests.items()), good=good, whole=whole)
         details = {member: detail for member in digests if (detail := said[member].details) is not None}
         if not details and self._narrowed != step:
             self._narrowed = step

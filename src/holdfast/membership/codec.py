@@ -72,6 +72,8 @@ def encode(message: Message | Shared, note: Any = None) -> bytes:
             fields["p"] = message.pace
         if message.size:
             fields["z"] = message.size
+        if message.doubt:
+            fields["y"] = True
     return frame(_dumps(fields).encode())
 
 
@@ -102,9 +104,9 @@ def decode(body: bytes | bytearray) -> tuple[Message | Shared, Any]:
     if kind == "report":
         position = None if fields.get("s") is None else _step(fields)
         former = _names(fields.get("f", []))
-        kept, searched = bool(fields.get("k")), bool(fields.get("o"))
-        digest = str(fields.get("d", ""))
-        return Report(position, _shards(fields), kept, digest, former, searched, _pace(fields), _size(fields)), None
+        kept, searched, doubt = bool(fields.get("k")), bool(fields.get("o")), bool(fields.get("y"))
+        known = str(fields.get("d", "")), former, searched, _pace(fields), _size(fields), doubt
+        return Report(position, _shards(fields), kept, *known), None
     if kind == "shared":
         return Shared(_place(fields), _items(fields)), None
     raise ProtocolError(f"a peer sent a message of unknown kind {str(kind)[:40]!r}")

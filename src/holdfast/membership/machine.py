@@ -29,6 +29,7 @@ from holdfast.membership.messages import (
     Drop,
     Effect,
     Event,
+    Fetch,
     Heard,
     Knocked,
     LeaveAsked,
@@ -43,6 +44,7 @@ from holdfast.membership.messages import (
     ReductionFailed,
     Register,
     Restored,
+    SourcesDiffer,
     Tick,
 )
 from holdfast.membership.phases import PEER_PHASES, STEP_PHASES, TRANSITIONS, Phase
@@ -106,6 +108,7 @@ class Machine(Returning):
             ReductionFailed: self._reduction_failed,
             Applied: self._applied,
             Loaded: self._loaded,
+            SourcesDiffer: self._sources_differ,
             Restored: self._restored,
             Knocked: self._knocked,
             Caught: self._caught,
@@ -357,6 +360,20 @@ class Machine(Returning):
         if self.view is not None and self.phase is not Phase.BROKEN:
             effects.append(Drop(self.view.number, reason))
         return [*effects, self._end("evicted", reason)]
+
+    def _sources_differ(self, event: SourcesDiffer, now: float) -> list[Effect]:
+        """See doubting.py."""
+        plan = self._plan
+        if self.phase is not Phase.LOADING or plan is None or event.step != plan.step:
+            return []
+        if not self.audits.rules.every:  # nobody compares states in this run: one member's is as good as another's
+            return [Fetch(plan.step, plan.fetches[self.me][:1])]
+        if self.doubt.raised:
+            return self._be_evicted(
+                "it was offered states that differ, though those who have them found none that does"
+            )
+        self.doubt.stands = self.doubt.raised = True
+        return self._break("it was offered states that differ", now) + self._consider(now)
 
     # ---- planned changes: agreed on while the training goes on, carried out between two steps
 

@@ -137,6 +137,13 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class SourcesDiffer:
+    """The sources of a view's plan offer different states of this step. Nothing was written."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Restored:
     """Storage was searched, as asked. `step`: of the state that is now in place; None: there is no checkpoint."""
 
@@ -179,6 +186,7 @@ Event = (
     | ReductionFailed
     | Applied
     | Loaded
+    | SourcesDiffer
     | Restored
     | Knocked
     | Caught

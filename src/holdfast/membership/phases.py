@@ -10,6 +10,7 @@ class Phase(Enum):
     WAITING = "waiting"  # not in the view: a joiner or a spare
     FORMING = "forming"  # in a view whose members are telling each other where they stand
     LOADING = "loading"  # fetching the snapshot from peers
+    COMPARING = "comparing"  # without state, while those who have it compare theirs
     RECEIVING = "receiving"  # being sent the reduced gradient of a step that others have applied
     COMPUTING = "computing"  # the user's loop has the shards
     GATHERING = "gathering"  # all own shards are summed; waiting for the others' Ready
@@ -24,8 +25,11 @@ class Phase(Enum):
 # Where each phase may lead. The diagram in ARCHITECTURE.md is drawn from this table.
 TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.WAITING: frozenset({Phase.FORMING, Phase.ENDED}),
-    Phase.FORMING: frozenset({Phase.LOADING, Phase.RECEIVING, Phase.COMPUTING, Phase.BROKEN, Phase.ENDED}),
+    Phase.FORMING: frozenset(
+        {Phase.LOADING, Phase.COMPARING, Phase.RECEIVING, Phase.COMPUTING, Phase.BROKEN, Phase.ENDED}
+    ),
     Phase.LOADING: frozenset({Phase.COMPUTING, Phase.BROKEN, Phase.ENDED}),
+    Phase.COMPARING: frozenset({Phase.BROKEN, Phase.ENDED}),
     Phase.RECEIVING: frozenset({Phase.APPLYING, Phase.BROKEN, Phase.ENDED}),
     Phase.COMPUTING: frozenset({Phase.GATHERING, Phase.BROKEN, Phase.ENDED}),
     Phase.GATHERING: frozenset({Phase.REDUCING, Phase.BROKEN, Phase.ENDED}),
@@ -38,7 +42,15 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
 }
 # Phases in which the machine waits for its peers. In COMPUTING and APPLYING the user's loop has the word.
 PEER_PHASES: Final = frozenset(
-    {Phase.FORMING, Phase.LOADING, Phase.RECEIVING, Phase.GATHERING, Phase.REDUCING, Phase.TURNING}
+    {
+        Phase.FORMING,
+        Phase.LOADING,
+        Phase.COMPARING,
+        Phase.RECEIVING,
+        Phase.GATHERING,
+        Phase.REDUCING,
+        Phase.TURNING,
+    }
 )
 # Phases in the middle of a step. A newer view that is already agreed on can wait for the step's end.
 STEP_PHASES: Final = frozenset({Phase.COMPUTING, Phase.GATHERING, Phase.REDUCING, Phase.APPLYING})

@@ -39,6 +39,11 @@ class StepRules:
         """Better shares after a step with these paces (0: not known); None: they stay."""
         return rebalanced(shares, room, paces)
 
+    def covers(self, brought: Sequence[tuple[str, tuple[int, ...]]], shards: int) -> bool:
+        """Whether what the members bring makes a step: no shard twice, and as many as there must be."""
+        everything = [shard for _, mine in brought for shard in mine]
+        return len(set(everything)) == len(everything) and self.is_complete(len(everything), shards)
+
     def is_complete(self, brought: int, shards: int) -> bool:
         """Whether a step may be reduced to which its members have brought so many different shards."""
         return brought == shards

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from holdfast.core.words import View
 from holdfast.membership.auditing import Auditing, Finding, Rules
 from holdfast.membership.balance import fill_in
+from holdfast.membership.doubting import Doubt, bringers
 from holdfast.membership.messages import (
     MARKS,
     Accuse,
@@ -84,14 +85,12 @@ class Stepping(ABC):
         self.moved = 0  # how often that was changed because of the workers' paces
         self._pace = 0.0
         self.audits = Auditing(me, shards, rules)
+        self.doubt = Doubt()
         self._leaving: frozenset[str] = frozenset()  # who leaves at the end of this step
-        self._change_due = False
-        self._save_due = False
+        self._change_due = self._save_due = False
         self._save_mark = 0
         self._stop = ""
-        self._inside = (
-            False  # a step: the user's loop has been given shards of it and not yet come back from applying it
-        )
+        self._inside = False  # a step: the user's loop was given shards of it, and has not come back from applying it
         self._left_at = 0  # see returning.py
         self._forget_view()
 
@@ -203,9 +202,10 @@ class Stepping(ABC):
     def _report(self, former: tuple[str, ...]) -> Report:
         size = 0 if self.step_rules.whole else self.ledger.size
         if self.next is None:
-            return Report(None, (), False, self.digest, former, self._searched, self._pace, size)
+            return Report(None, (), False, self.digest, former, self._searched, self._pace, size, self.doubt.stands)
         kept = self.kept is not None and self.kept == self.next - 1
-        return Report(self.next, tuple(sorted(self.held)), kept, former=former, pace=self._pace, size=size)
+        held = tuple(sorted(self.held))
+        return Report(self.next, held, kept, "", former, False, self._pace, size, self.doubt.stands)
 
     def _reconcile_if_complete(self, now: float) -> list[Effect]:
         assert self.view is not None
@@ -218,17 +218,22 @@ class Stepping(ABC):
         before, self._formed, self._formed_members = self._formed, self.view.number, frozenset(self.view.members)
         self._came_together()
         plan = reconcile(self.view, self._reports, self.shards)
-        plan = self._plan = self.step_rules.settle(plan, self._reports, self.shards)
+        plan = self.step_rules.settle(plan, self._reports, self.shards)
+        plan = self._plan = self.doubt.planned(plan, self.view, self._reports)
+        self.audits.doubted = plan.step if plan.compares else -1
         self.room = self.step_rules.room(self.shards, self.view, self._reports)
         paces = fill_in({member: self._reports[member].pace for member in self.view.members})
         self.shares = self.step_rules.shares(self.room, self.view.members, paces)
         if self.me in plan.evicted:
             return self._be_evicted(plan.evicted[self.me])
+        if self.me in plan.fetches and plan.compares:
+            self._go(Phase.COMPARING)
+            return self._reduce_if_ready(now)
         if self.me in plan.fetches:
             self._go(Phase.LOADING)
             return [Fetch(plan.step, plan.fetches[self.me])]
         effects: list[Effect] = self._keep_for_the_late(self.view, plan, before)
-        if any(self.me in sources for sources in plan.fetches.values()):
+        if any(self.me in sources for sources in plan.fetches.values()) and not plan.compares:
             effects.append(Serve(plan.step, tuple(plan.fetches)))
         effects += [Give(to, plan.step - 1) for to, giver in plan.gives.items() if giver == self.me]
         if self.me in plan.gives:
@@ -261,7 +266,7 @@ class Stepping(ABC):
     def readers(self) -> tuple[str, ...]:
         """The members of this view that may still be reading the state that I started this step with."""
         plan, view = self._plan, self.view
-        if self.phase is not Phase.COMPUTING or plan is None or view is None or plan.step != self.next:
+        if self.phase is not Phase.COMPUTING or plan is None or view is None or plan.step != self.next or plan.compares:
             return ()
         through = self._fetched | self._ready.get(plan.step, {}).keys() | self._lost.keys()
         through |= {member for member, roll in self.ledger.rolls.items() if roll.view == view.number}
@@ -269,14 +274,16 @@ class Stepping(ABC):
         return tuple(member for member, sources in plan.fetches.items() if self.me in sources and member in here)
 
     def keepers(self) -> tuple[str, ...]:
-        """The members of this view that have the state of the step I am at from before: not those who have just come.
-
-        All members know the same. What is saved before the next step is theirs to save.
-        """
+        """Those that have the state of the step I am at from before, and save it if that is due. All know the same."""
         if self.view is None:
             return ()
         came = self._plan.fetches if self._plan is not None and self._plan.step == self.next else {}
         return tuple(member for member in self.view.members if member not in came)
+
+    @property
+    def step_here(self) -> int:
+        """The step that this view is at, whether I have its state or not."""
+        return self.next if self.next is not None else self._plan.step if self._plan is not None else 0
 
     def is_here(self, member: str) -> bool:
         """Whether that one is still with me in my view, as far as I know."""
@@ -336,24 +343,27 @@ class Stepping(ABC):
         return [*effects, *self._consider(now), *self._reduce_if_ready(now)]
 
     def _reduce_if_ready(self, now: float) -> list[Effect]:
-        if self.phase is not Phase.GATHERING:
+        if self.phase not in (Phase.GATHERING, Phase.COMPARING):
             return []
-        assert self.view is not None and self.next is not None
-        ready = self._ready.get(self.next, {})
-        if len(ready) < len(self.view.members):
+        assert self.view is not None
+        step = self.step_here
+        members = bringers(self._plan, self.view, step)
+        ready = self._ready.get(step, {})
+        if any(member not in ready for member in members):
             return []
-        brought = tuple((member, ready[member].shards) for member in self.view.members)
-        count = sum(len(shards) for _, shards in brought)
-        different = {shard for _, shards in brought for shard in shards}
-        if len(different) != count or not self.step_rules.is_complete(count, self.shards):
-            return [*self._break(f"step {self.next} is not covered exactly once: {brought}", now)]
-        finding = self.audits.judge(self.next, self.view.members, {one: ready[one].said for one in self.view.members})
+        brought = tuple((member, ready[member].shards) for member in members)
+        if not self.step_rules.covers(brought, self.shards):
+            return [*self._break(f"step {step} is not covered exactly once: {brought}", now)]
+        finding = self.audits.judge(step, members, {one: ready[one].said for one in members})
         if finding is not None:
             return [Accuse(finding), *self._follow(finding, now)]
+        self.doubt.settled()
+        if len(members) < len(self.view.members):
+            return self._break("those who have the state agree: others can fetch it", now) + self._consider(now)
         self._change_due = any(message.change or message.leaving for message in ready.values())
         self._leaving = frozenset(member for member in self.view.members if ready[member].leaving)
-        self._save_due = any(message.save for message in ready.values())
-        self._save_due = self._save_due and not any(message.saving for message in ready.values())
+        busy = any(message.saving for message in ready.values())
+        self._save_due = not busy and any(message.save for message in ready.values())
         self._save_mark = sum(message.mark for message in ready.values()) % MARKS
         self._stop = next((ready[member].stop for member in self.view.members if ready[member].stop), "")
         self.paces = {member: ready[member].pace for member in self.view.members}
@@ -362,7 +372,7 @@ class Stepping(ABC):
             self.shares = better
             self.moved += 1
         self._go(Phase.REDUCING)
-        return [Reduce(self.next, brought, next((ready[one].over for one in self.view.members if ready[one].over), ""))]
+        return [Reduce(step, brought, next((ready[one].over for one in self.view.members if ready[one].over), ""))]
 
     def _follow(self, finding: Finding, now: float) -> list[Effect]:
         """All members come to the same finding, and nothing of this step is committed.

@@ -108,6 +108,7 @@ class Report:
     searched: bool = False  # it has looked for a checkpoint, and there is none
     pace: float = 0.0  # seconds that a shard takes it; 0: not known yet
     size: int = 0  # where steps need not be whole: how many workers the run is meant to have, as it has heard
+    doubt: bool = False  # it was offered states that differ, or has heard so: see doubting.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class Plan:
     gives: Mapping[str, str] = field(default_factory=dict)  # who lacks step-1's gradient -> who sends it
     fetches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # who lacks state -> who has it
     evicted: Mapping[str, str] = field(default_factory=dict)  # who cannot be made level -> why
+    compares: bool = False  # before anybody fetches, those who have the state compare it: see doubting.py
 
 
 def propose_next(me: str, ledger: LedgerState, standing: Standing, timing: Timing) -> Decision:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.core.waits import Wait, WaitKind
+from holdfast.membership.doubting import bringers
 from holdfast.membership.late import TIMES
 from holdfast.membership.machine import Machine
 from holdfast.membership.messages import End
@@ -28,7 +29,7 @@ def wait_of(machine: Machine) -> Wait:
 
 
 def _find(machine: Machine) -> tuple[WaitKind, str, tuple[str, ...]]:
-    view, phase, step = machine.view, machine.phase, machine.next
+    view, phase = machine.view, machine.phase
     if phase is Phase.WAITING:
         return WaitKind.VIEW, f"to be taken in ({machine.reason})", ()
     if view is None or phase in (Phase.TURNING, Phase.BEHIND):
@@ -47,10 +48,11 @@ def _find(machine: Machine) -> tuple[WaitKind, str, tuple[str, ...]]:
         Phase.FORMING: "to say where they stand in view" if len(whom) > 1 else "to say where it stands in view",
         Phase.RECEIVING: "to send the mean of step",
         Phase.GATHERING: "to be ready in step",
+        Phase.COMPARING: "to compare the state of step",
         Phase.REDUCING: "to add up step",
         Phase.COMPUTING: "to load the state of step",
     }.get(phase, "in step")
-    number = view.number if phase is Phase.FORMING else (step or 0)
+    number = view.number if phase is Phase.FORMING else machine.step_here
     return WaitKind.PEERS, f"for {names(whom)} {what} {number}", whom
 
 
@@ -65,8 +67,11 @@ def _missing(machine: Machine) -> tuple[str, ...]:
     if machine.phase is Phase.FORMING:
         missing = tuple(member for member in members if member not in machine._reports)
         return missing or tuple(member for member in members[:1] if member != machine.me)  # it looks for a checkpoint
-    heard = machine._ready if machine.phase is Phase.GATHERING else machine._done
-    return tuple(member for member in members if member not in heard.get(step, ()))
+    if machine.phase in (Phase.GATHERING, Phase.COMPARING):
+        heard = machine._ready.get(machine.step_here, {})
+        needed = bringers(machine._plan, machine.view, machine.step_here) if machine.view else ()
+        return tuple(member for member in needed if member not in heard)
+    return tuple(member for member in members if member not in machine._done.get(step, ()))
 
 
 def names(whom: Sequence[str]) -> str:

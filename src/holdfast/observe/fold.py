@@ -29,6 +29,7 @@ METRICS_MAX = 12  # that have a curve
 RECORDED_MAX = 64  # names of metrics that the script records
 SKIPPED_MAX = 100_000
 DIGESTS_MAX = 16
+NAMED_MAX = 8  # workers for each
 LEFT_EARLY_MAX = 4096
 CHECKPOINTS_MAX = 40
 PACE_EVENTS = 40  # the speed is that of so many events of progress
@@ -76,7 +77,8 @@ class RunRecord:
         # the end
         self.finished: Event | None = None  # the word of one that was furthest
         self.finished_by = ""
-        self.digests: set[str] = set()  # of all that got as far as that
+        self.digests: dict[str, list[str]] = {}  # of all that got as far as that, and whose they are
+        self.inexact = ""  # why the weights are not those of an undisturbed run, if that is known before the end
         self.left_early: dict[str, int] = {}  # who left its loop before the others, and at which step
         self.went_on_from: int | None = None  # the step at which the run was finished when it was started again
         self.unfinished: Event | None = None  # the last word of a script that ended, and the training has not
@@ -122,7 +124,7 @@ class RunRecord:
         self.script = str(event.get("script", ""))
         if not event.get("took_over"):  # a finished run that is started again goes on
             self.went_on_from = self._last_step()
-            self.finished, self.reported, self.digests, self.left_early = None, False, set(), {}
+            self.finished, self.reported, self.digests, self.left_early = None, False, {}, {}
 
     def on_agent_stopped(self, event: Event, at: float, number: int) -> None:
         self.agent, self.ended, self.exit_code = "ended", str(event.get("reason", "")), event.get("exit_code")
@@ -190,6 +192,9 @@ class RunRecord:
         if len(self.skipped) < SKIPPED_MAX:
             self.skipped.add(step)
 
+    def on_inexact(self, event: Event, at: float, number: int) -> None:
+        self.inexact = self.inexact or str(event["reason"])
+
     def on_rewound(self, event: Event, at: float, number: int) -> None:
         if int(event["number"]) > self.rewinds:  # every worker tells
             self.rewinds = int(event["number"])
@@ -204,7 +209,7 @@ class RunRecord:
 
     def on_started_over(self, event: Event, at: float, number: int) -> None:
         if self._is_news:
-            self.had_reached, self.step, self.metrics = self.step, 0, {}
+            self.had_reached, self.step, self.metrics, self.inexact = self.step, 0, {}, ""
             self._progressed = 0
             self._mark("resumed", event, at, "began again at step 0")
 
@@ -247,9 +252,12 @@ class RunRecord:
         if ended is not None and step != ended and len(self.left_early) < LEFT_EARLY_MAX:
             self.left_early[str(event["who"] if step < ended else self.finished_by)] = min(step, ended)
         if ended is None or step >= ended:
-            self.digests = self.digests if step == ended else set()
-            if len(self.digests) < DIGESTS_MAX:
-                self.digests.add(str(event.get("digest", "")))
+            self.digests = self.digests if step == ended else {}
+            digest = str(event.get("digest", ""))
+            if len(self.digests) < DIGESTS_MAX or digest in self.digests:
+                whose = self.digests.setdefault(digest, [])
+                if len(whose) < NAMED_MAX:
+                    whose.append(str(event["who"]))
             self.finished, self.finished_by = event, str(event["who"])
 
     def _last_step(self) -> int | None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from holdfast.core.errors import EXIT_INEXACT
 from holdfast.events.telling import count, unsaved_words
 from holdfast.observe.accounting import Spent
 from holdfast.observe.fold import RunRecord
@@ -79,9 +80,18 @@ def closing_lines(record: RunRecord, name: str) -> list[str]:
         )
     if len(record.digests) == 1:
         lines.append(f"weights: {next(iter(record.digests))}")
-    elif record.digests:
-        lines.append(f"warning: the workers ended with different weights: {', '.join(sorted(record.digests))}")
+    if why := inexact_because(record):
+        lines.append(f"run {name} is not exact, and ends with exit code {EXIT_INEXACT}: {why}")
     return lines
+
+
+def inexact_because(record: RunRecord) -> str:
+    """Why a run that is finished is known not to be exact; empty: nothing is known."""
+    if len(record.digests) < 2:
+        return record.inexact
+    ends = sorted(record.digests.items(), key=lambda end: end[1])
+    said = [f"{digest} on {', '.join(workers)}" for digest, workers in ends]
+    return f"the workers ended with different weights: {'; '.join(said)}"
 
 
 def started_over_line(record: RunRecord, *, keeps: bool) -> str:

@@ -156,7 +156,7 @@ class Narrator:
         self._once.add(str(event["kind"]))
         return not said
 
-    _on_unsaved = _on_checkpoint = _on_early_stop = _on_cut_short
+    _on_unsaved = _on_inexact = _on_checkpoint = _on_early_stop = _on_cut_short
 
     def _on_ledger_down(self, event: Mapping[str, Any]) -> bool:
         said, self._ledger_down = self._ledger_down, True

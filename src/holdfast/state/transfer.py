@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from holdfast.core.errors import IntegrityError, NotStored, PeerError, ProtocolError
+from holdfast.core.errors import IntegrityError, NotStored, PeerError, ProtocolError, StatesDiffer
 from holdfast.net.byte_ranges import STALL_S, TOTAL_S, ByteReader, Offer, serve_bytes
 from holdfast.net.streams import Deadline
 from holdfast.net.striping import Peers
@@ -75,8 +75,9 @@ def fetch(
     `place`, given the tree and the tensors' specs, says where the tensors go; by default into memory of their own.
     It is written to while they arrive, so after an error its content is undefined.
 
-    IntegrityError if the peers hold different states or the bytes are not those promised, ProtocolError if the
-    snapshot is not of `expect_step` or larger than `bytes_max`, PeerError if no peer is left to ask.
+    StatesDiffer if the peers hold different states, and then nothing is written; IntegrityError if the bytes are not
+    those promised, ProtocolError if the snapshot is not of `expect_step` or larger than `bytes_max`, PeerError if no
+    peer is left to ask.
     """
     labels = names or [f"peer {number}" for number in range(len(socks))]
     peers = Peers(socks, labels, Deadline(stall_s, total_s))
@@ -108,7 +109,7 @@ def _agreed(peers: Peers, expect_step: int | None) -> Summary:
     (summary, _), *_ = Counter(summary for _, summary in answers).most_common(1)
     odd = [label for label, other in answers if other != summary]
     if odd:
-        raise IntegrityError(
+        raise StatesDiffer(
             f"peers do not hold the same state of step {summary.step}: {', '.join(odd)} "
             f"of {', '.join(label for label, _ in answers)} differ",
             hint="their models have drifted apart: look for nondeterministic code or failing hardware there",

@@ -26,6 +26,7 @@ from holdfast.engine.api.inputs import (
 from holdfast.engine.api.old_names import tells_new_names
 from holdfast.engine.api.process_edge import ProcessEdge, check_free
 from holdfast.engine.api.run import Run
+from holdfast.engine.first_look import FirstLook
 from holdfast.engine.freed_memory import keep_freed_memory
 from holdfast.engine.loops import Loops
 from holdfast.engine.misuse import Misuse
@@ -130,6 +131,9 @@ def join(
 
 def _live_and_end_with_process(run: Run, place: Place, overruled: str) -> None:
     _tell_doubts(run, place, overruled)
+    machine = run._worker.machine
+    if machine.audits.rules.every and machine.step_rules.whole:
+        run.engine.checker = FirstLook(machine, place.events)
     if place.environment is not None:
         run.beat_in(place.environment.run_dir, process_started(os.getpid()) or 0)
     ProcessEdge(run, place)

@@ -117,7 +117,13 @@ class Audits:
         if step == self._narrow:
             entries, whole = entries_of(self._holder.refer(step))
             details = Details(entries, self._came, whole)
-        return Said(tuple(sorted(self._shards.items())), self._state, calls, details, late, leader)
+        state = self._whole_state() if step == self._auditing.doubted else self._state
+        return Said(tuple(sorted(self._shards.items())), state, calls, details, late, leader)
+
+    def _whole_state(self) -> str:
+        """For a comparison that is made on a joiner's doubt: what it was offered is in it, to the last bit."""
+        snapshot = self._holder.capture(self._step)
+        return slice_digest(snapshot, 0, 1) + snapshot.digest()
 
     def accuse(self, finding: Finding, members: Sequence[str]) -> None:
         """Every member writes down what it found. The first that is not accused marks who is, in the ledger."""
@@ -177,7 +183,8 @@ class Audits:
         one = said[finding.liars[0]] if finding.liars else finding.digests[0][1]
         other = next(digest for digest in said.values() if digest != one)
         snapshot = self._holder.refer(self._step)
-        return difference(snapshot, finding.number, min(rules.slices, rules.every), one, other)
+        slices = 1 if finding.whole else min(rules.slices, rules.every)
+        return difference(snapshot, finding.number, slices, one, other)
 
 
 class _Tap:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from holdfast.core.errors import IntegrityError, PeerError
+from holdfast.core.errors import IntegrityError, PeerError, StatesDiffer
 from holdfast.core.words import Registration, View
 from holdfast.engine.transfer.checkpointing import NoCheckpoints
 from holdfast.engine.transfer.fetching import Fetcher
@@ -49,6 +49,9 @@ class StateTransfer:
         self.checkpoints.wait_copied()  # who was left behind may still be saving what it had before
         try:
             snapshot = self._fetcher.fetch(view.number, effect.step, effect.sources, registrations)
+        except StatesDiffer as error:
+            self._events.write("warning", text=error.message)
+            return m.SourcesDiffer(effect.step)
         except (PeerError, IntegrityError) as error:
             # Parameters are received where they live: what was begun cannot be used, neither now nor as a start.
             return m.End("evicted", f"the snapshot did not arrive: {error.message}")

@@ -1,0 +1,128 @@
+"""A joiner that is offered states that differ: the members compare theirs at once, and nobody is replaced for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference
+import torch
+from cases import CASES, Training, dataset
+from forked import Outcome, forked
+from test_workers import die, let_in, wait_for_file
+
+import holdfast
+from holdfast.events import read_events
+from holdfast.placement.environment import RUN_DIR, WORKER, variable
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+BATCH, SHARDS, STEPS = 24, 6, 12
+ODD_FROM, DEATH, JOIN_FROM = 1, 3, 4  # steps
+SELDOM = 1000  # steps between two comparisons: none comes before the end
+Change = Callable[[Training], None]
+
+
+def train(every: int, at_step: Callable[[Training, int, int], None]) -> str:
+    """`at_step(training, step, shard)` is called with each shard, and with -1 before them. The weights' digest."""
+    os.environ.update({variable("audit"): "0.0", variable("audit_every"): str(every)})
+    case = CASES["mlp"]
+    training = case.start()
+    data = dataset()
+    run = holdfast.join(training.model, training.optimizer, data, batch=BATCH, shards=SHARDS, seed=reference.SEED)
+    for step in run.steps(STEPS):
+        at_step(training, step.number, -1)
+        for number, batch in enumerate(step):
+            step.record(loss=case.shard(training, batch, step.number))
+            at_step(training, step.number, number)
+        case.apply(training, step.number)
+    run.close()
+    return run.digest()
+
+
+def with_a_joiner(place: Path, members: int, *, odd: str, change: Change, every: int = SELDOM) -> dict[str, Outcome]:
+    """The last of the members dies in step DEATH, and another takes its place; `odd` is changed long before that.
+
+    What each worker has written down is in `place` afterwards.
+    """
+    last, joiner = f"w{members - 1}.1", f"w{members - 1}.2"
+    gone, joined = place / "gone", place / "joined"
+
+    def acts(me: str) -> Callable[[Training, int, int], None]:
+        def act(training: Training, step: int, shard: int) -> None:
+            if me == odd and (step, shard) == (ODD_FROM, -1):
+                change(training)
+            if me == last and (step, shard) == (DEATH, 0):
+                gone.touch()
+                die()
+            if me not in (last, joiner) and step >= JOIN_FROM and shard == -1:
+                let_in(joiner, joined)
+            if me == joiner:
+                joined.touch()
+
+        return act
+
+    def body(me: str) -> Callable[[], Any]:
+        def trained() -> Any:
+            if me == joiner:
+                wait_for_file(gone)
+            try:
+                return train(every, acts(me))
+            finally:
+                found = [event for event in read_events(Path(os.environ[RUN_DIR]) / "events") if event["who"] == me]
+                (place / os.environ[WORKER]).write_text(json.dumps(found))
+
+        return trained
+
+    workers = [*(f"w{slot}.1" for slot in range(members)), joiner]
+    outcomes = forked({worker: body(worker) for worker in workers}, size=members)
+    assert outcomes.pop(last).signal == signal.SIGKILL
+    return outcomes
+
+
+def written(place: Path, worker: str, kind: str) -> list[dict[str, Any]]:
+    return [event for event in json.loads((place / worker).read_text()) if event["kind"] == kind]
+
+
+def as_a_script_would(training: Training) -> None:
+    with torch.no_grad():
+        for parameter in training.model.parameters():
+            parameter.mul_(1.01)
+
+
+def flip_a_bit(training: Training) -> None:
+    training.model[0].weight.detach().view(-1)[:1].view(torch.int32).bitwise_xor_(1)  # type: ignore[index, operator]
+
+
+def test_members_whom_their_script_has_made_differ_end_with_its_sentence(tmp_path: Path) -> None:
+    outcomes = with_a_joiner(tmp_path, 3, odd="w1.1", change=as_a_script_would)
+    for worker, outcome in outcomes.items():
+        assert "ConfigError: the script's workers differ in the parameter" in outcome.error, outcomes
+        assert "test the memory" not in outcome.error
+        assert not written(tmp_path, worker, "evicted") and not written(tmp_path, worker, "corruption")
+        assert written(tmp_path, worker, "script_mistake")
+    (offered,) = written(tmp_path, "w2.2", "warning")
+    assert offered["text"].startswith("peers do not hold the same state of step ")
+
+
+def test_a_source_with_a_flipped_bit_is_named_by_the_others(tmp_path: Path) -> None:
+    """Of three that have the state the joiner asks two, one of them the liar. Nobody starts workers again here."""
+    outcomes = with_a_joiner(tmp_path, 4, odd="w1.1", change=flip_a_bit)
+    assert [outcome.code for outcome in outcomes.values()] == [75, 75, 75, 75], outcomes
+    found = [event for worker in outcomes for event in written(tmp_path, worker, "corruption")]
+    assert found  # by whoever did not hear of the rewind before it had heard all others
+    for event in found:
+        assert (event["liars"], event["what"], event["good"]) == (["w1.1"], "state", 0)
+        assert event["where"] == "the parameter 0.weight" and len(event["digests"]) == 3
+    assert not written(tmp_path, "w3.2", "joined")  # it takes nothing from anybody before it is known who is right
+
+
+def test_where_nobody_compares_states_a_joiner_takes_one_of_them(tmp_path: Path) -> None:
+    outcomes = with_a_joiner(tmp_path, 3, odd="w1.1", change=flip_a_bit, every=0)
+    digests = {worker: outcome.value for worker, outcome in outcomes.items()}
+    assert [outcome.code for outcome in outcomes.values()] == [0, 0, 0], outcomes
+    assert digests["w0.1"] != digests["w1.1"] and digests["w2.2"] in (digests["w0.1"], digests["w1.1"])
