@@ -170,19 +170,38 @@ def test_with_one_that_has_the_state_there_is_nothing_to_compare() -> None:
     assert not story.machine.doubt.stands
 
 
+def test_the_comparison_does_not_need_the_one_that_doubted() -> None:
+    story = member()
+    story.ready(1, "w0.1", "a")
+    story.happens(m.PeerLost(1, JOINER, "it died"))
+    assert story.machine.phase is Phase.GATHERING
+    story.ready(1, "w1.1", "b")
+    assert story.did(m.Accuse).finding.narrow
+
+
 def test_a_doubt_lives_on_when_the_one_that_had_it_dies() -> None:
     story = member()
-    registered = tuple(Registered(one, index) for index, one in enumerate(MEMBERS[:2]))
     story.ready(1, "w0.1", "a")
-    view = View(2, MEMBERS[:2])
-    story.happens(m.PeerLost(1, JOINER, "it died"))
-    story.happens(m.LedgerSaw(LedgerState(view, 2, registered, frozenset({JOINER}), 3)))
+    story.ready(1, "w1.1", "b")
+    registered = tuple(Registered(one, index) for index, one in enumerate(MEMBERS[:2]))
+    story.happens(m.LedgerSaw(LedgerState(View(2, MEMBERS[:2]), 2, registered, frozenset({JOINER}), 3)))
     mine = story.did(m.Broadcast).message
     assert isinstance(mine, Report) and mine.doubt
     story.happens(m.Heard(2, "w1.1", HAS_IT))
+    assert story.machine.audits.doubted == STEP
+    story.ready(2, "w0.1", "a", entries("00"))
+    story.ready(2, "w1.1", "b", entries("01"))
+    assert story.did(m.End).kind == "script"
+
+
+def test_with_nobody_left_who_needs_it_and_all_of_one_mind_the_step_goes_on() -> None:
+    story = Story("w0.1")
+    registered = tuple(Registered(one, index) for index, one in enumerate(MEMBERS[:2]))
+    story.happens(m.LedgerSaw(LedgerState(View(2, MEMBERS[:2]), 2, registered, frozenset({JOINER}), 3)))
+    story.happens(m.Heard(2, "w1.1", replace(HAS_IT, doubt=True)))
     story.ready(2, "w0.1", "a")
     story.ready(2, "w1.1", "a")
-    assert story.did(m.Reduce).step == STEP  # all are there, and agree: nothing to wait for
+    assert story.did(m.Reduce).step == STEP and not story.machine.doubt.stands
 
 
 def test_a_word_that_comes_too_late_changes_nothing() -> None:

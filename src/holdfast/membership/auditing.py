@@ -278,11 +278,13 @@ class Auditing:
         if not (again or apart or is_structured(differs, entries)):
             return finding
         odd = [liar for liar in finding.liars if liar in details] or outliers(differs, members)
+        rest = [details[member].came for member in members if member not in odd]
         since = max(0, finding.step - self.rules.every, *(details[member].came for member in odd or members))
+        since = max(since, min(rest, default=0))
         what = named(differs, members) or "the order of their state"
         sentence = f"the script's workers differ in {what} at step {finding.step}, and agreed at step {since}"
         sentence += "; the run has gone back because of it, and it came back" if again else ""
-        hint = advice(differs, details, odd, since)
+        hint = advice(differs, details, since)
         return replace(finding, liars=(), script=sentence, hint=hint)
 
     def _recognizable(self, finding: Finding) -> Finding:

@@ -178,10 +178,10 @@ class Stepping(ABC):
         return []
 
     def _has_all_from(self, member: str) -> bool:
-        step = self.next
-        if step is None or self.phase not in (Phase.GATHERING, Phase.REDUCING):
+        if self.view is None or self.phase not in (Phase.GATHERING, Phase.COMPARING, Phase.REDUCING):
             return False
-        ready = member in self._ready.get(step, {})
+        step = self.step_here
+        ready = member in self._ready.get(step, {}) or member not in bringers(self._plan, self.view, step)
         needs_done = self.two_rounds and self.phase is Phase.REDUCING
         return ready and (not needs_done or member in self._done.get(step, set()))
 

@@ -173,12 +173,12 @@ def _home(worker: str) -> tuple[int, str]:
     return slot_of(worker), host_of(worker)
 
 
-def advice(differs: Sequence[Differing], details: Mapping[str, Details], odd: Sequence[str], since: int) -> str:
-    """What to look for in the script."""
+def advice(differs: Sequence[Differing], details: Mapping[str, Details], since: int) -> str:
+    """What to look for in the script. `since`: the step at which they agreed, or at which one was given the state."""
     if differs and all(one.entry.part.startswith(EXTRA) for one in differs):
         return IN_EXTRAS
-    came = {member: said.came for member, said in details.items()}
-    joined = [member for member in odd if came[member] == since and since > min(came.values())]
+    came = {said.came for said in details.values()}
+    joined = since in came and since > min(came)
     return f"{NOT_TRAVELLED}; {EVERYWHERE}" if joined else EVERYWHERE
 
 

@@ -193,7 +193,7 @@ def _hint(found: Found, around: Sequence[str], first: Noted, joiner: Noted) -> s
         return NOT_TRAVELLED if around else f"{NOT_TRAVELLED}; {SAME_BITS}"
     step = found.step + 1
     details = {BEGAN: Details(first.states[step]), CAME: Details(joiner.states[step], came=step)}
-    said = advice(differing(details), details, [CAME], step)
+    said = advice(differing(details), details, step)
     return said if said != EVERYWHERE else f"{NOT_TRAVELLED}; {EVERYWHERE}; {BACKWARD_INSIDE}"
 
 

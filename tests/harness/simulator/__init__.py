@@ -22,6 +22,7 @@ really applied, and raises Violation when the machines' decisions break a promis
     worker.py     one process: the shipped machine, the user's loop around it, what it really holds
     script.py     its script: loops over steps, `break`, and lines between them
     lying.py      processors that compute a shard wrongly
+    drifting.py   states that go apart, and a joiner that is offered two
     standing_in.py  a late worker, and what takes its place
     weights.py    what a worker's weights came from, and what it has seen of the data
     hanging.py    workers that live and do not get on, and the judge that ends them

@@ -76,8 +76,8 @@ class Host:
         if effect.kind == "evicted":
             self.crash(worker)
             return
-        if effect.kind == "corrupt":
-            self.world.given_up = True
+        if effect.kind in ("corrupt", "script", "rewind"):
+            self.world.given_up, self.world.verdict = True, effect.kind
         if effect.kind == "done" and not self.world.done:
             raise Violation(f"{worker.id} thinks that the run is done")
         worker.finished = True

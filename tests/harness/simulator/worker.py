@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from holdfast.membership import messages as m
-from holdfast.membership.auditing import Rules
 from holdfast.membership.balance import Pace
+from tests.harness.simulator.drifting import Drift, rules_of
 from tests.harness.simulator.lying import Hardware
 from tests.harness.simulator.network import AGAIN_S, SILENT_S
 from tests.harness.simulator.rewinds import Rewinding
@@ -39,13 +40,14 @@ class Worker:
             two_rounds=schedule.two_rounds,
             checkpoints=schedule.save_every > 0,
             timing=world.timing,
-            rules=Rules(fraction=1.0 if schedule.audit else 0.0),
+            rules=rules_of(schedule),
             step_rules=schedule.step_rules,
         )
         self.weights = Weights(schedule)
         self.script = Script(self, schedule.loops) if schedule.loops and not schedule.stands_in else None
         self.lines_at: dict[int, tuple[int, ...]] = {}  # step -> what its script's lines had done before it
         self.hardware = Hardware(schedule, id)
+        self.drift = Drift(schedule, self)
         self.alive = True
         self.vanished = False  # with its host: nobody has closed its connections
         self.stopped = False
@@ -227,6 +229,8 @@ class Worker:
             live = [world.workers[source] for source in effect.sources if world.network.answers(self.id, source)]
             serving = [source for source in live if source.serving == effect.step]
             if serving:
+                if not self.drift.fetched(serving, effect.step):
+                    return m.SourcesDiffer(effect.step)
                 if self.state is not None and self.state > effect.step:
                     raise Violation(f"{self.id} goes back from step {self.state} to {effect.step}")
                 self.state = effect.step
@@ -278,6 +282,8 @@ class Worker:
             every = self.world.schedule.save_every
             due = bool(every) and (effect.step + 1) % every == 0
             said = self.hardware.computes(m.Compute(effect.step, shards, self.weights.there(effect.audits)))
+            state, details = self.drift.said(effect.step)
+            said = replace(said, state=state, details=details)
             pace = self.pace.took([each_s] * len(effect.shards))
             whole = self.world.schedule.step_rules.whole
             brings = None if whole else tuple(sorted(self.computed[effect.step]))
@@ -288,7 +294,14 @@ class Worker:
         self.work(0.001 + (len(effect.shards) + len(effect.audits)) * each_s, then)
 
     def _accuse(self, effect: m.Accuse) -> None:
-        self.world.books.check_accused(effect.finding)
+        finding = effect.finding
+        if finding.narrow:
+            self.drift.narrow(finding.step)
+        if finding.what == "state":
+            self.drift.check_blamed(finding)
+            self.world.books.disturbed()
+        else:
+            self.world.books.check_accused(finding)
 
     def _reduce(self, effect: m.Reduce) -> None:
         number = self.world.books.number_of(self)
@@ -339,6 +352,7 @@ class Worker:
                 raise Violation(f"{self.id} applies step {effect.step} to a state that has had {self.state} steps")
             self.state = effect.step + 1
             self.weights.apply(effect.step)
+            self.drift.applied(effect.step)
             self.world.books.check_same(self)
             self.world.books.applied(self, effect.step)
             if self.script is not None:

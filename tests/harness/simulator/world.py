@@ -63,7 +63,8 @@ class World:
         names = NAMES[: schedule.hosts] if schedule.hosts > 1 else ("",)
         self.hosts = [Host(self, name) for name in names]
         self.done = False
-        self.given_up = False  # two disagree, and nobody can say who is right
+        self.given_up = False  # two disagree, and nobody can say who is right; or it is the script's doing, or undone
+        self.verdict = ""  # the kind of end that this was
 
     @property
     def steps_committed(self) -> int:
