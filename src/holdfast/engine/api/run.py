@@ -204,6 +204,7 @@ class Run:
         try:
             while True:
                 number = engine.next_step()
+                self._outside.settle_stop()
                 over = not loops.is_passing and (self._loops.is_left(goal) or self._is_over(number, count, epochs))
                 turn = loops.turn(over=over)
                 if turn is Turn.AHEAD:
