@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.core.words import KEY_DEAD, KEY_SIZE, KEY_WORKERS, encode_json, worker_id
+from holdfast.core.words import KEY_DEAD, KEY_DONE, KEY_SIZE, KEY_WORKERS, encode_json, worker_id
 from tests.harness.runtime.process import Process
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Agent:
             world.timeline.after(rng.uniform(0.2, 3.0), lambda: self.start(host, process.slot))
         elif process.ended == "finished":
             world.is_done = True
+            world.ledger.put(KEY_DONE, b"{}")  # the agent sees to it that the ledger knows
 
     def _bury(self, worker: str) -> None:
         world = self._world

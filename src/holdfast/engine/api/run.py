@@ -257,7 +257,9 @@ class Run:
 
     def _finish(self, step: int, *, passes: bool) -> None:
         """A loop is over. One that was over before this worker came is not its own to save or to report."""
-        if not passes:
+        if passes:  # who came by a checkpoint has the state that others read, and the lines that follow change it
+            self._worker.between_loops.let_them_read()
+        else:
             self._worker.between_loops.end(step)
         self._ending.at = self._position(step)
         if not passes:
