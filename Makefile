@@ -102,6 +102,7 @@ soak: install
 	for storage in s3 hdfs; do \
 	  $(BIN)/python -m tests.soak.checkpoint_faults --points 20 --storage $$storage || exit 1; done
 	$(BIN)/python -m tests.harness.simulator --schedules 1000000
+	$(BIN)/python -m tests.harness.runtime --schedules 20000
 	HOLDFAST_DRILLS=all $(BIN)/python -m pytest tests/drills
 
 # Every shape of models, optimizers, data and scripts that we know, alone, with three workers and with faults; nightly, about

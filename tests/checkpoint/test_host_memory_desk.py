@@ -22,6 +22,7 @@ from holdfast.engine.transfer import memory_desk
 from holdfast.engine.transfer.memory_desk import RemoteMemory, serve_memory
 from holdfast.engine.transfer.recalling import PATIENCE_S, Recaller
 from holdfast.net.byte_ranges import Request, Status
+from holdfast.net.wires import SocketWires
 from holdfast.trust.keys import Keys
 
 from .conftest import snapshot_of
@@ -276,8 +277,7 @@ def test_hosts_whose_agents_live_are_waited_for_but_not_for_ever(tmp_path: Path)
     recaller = Recaller(
         root,
         me="w0.2@alpha",
-        host="alpha",
-        keys=Keys.from_secret(bytes(32)),
+        wires=SocketWires("alpha", Keys.from_secret(bytes(32))),
         who=lambda: ({}, agents - ({"beta"} if "w0.2@beta" in here else set())),
         clock=lambda: now,
     )
@@ -297,8 +297,7 @@ def test_a_whole_snapshot_that_is_new_enough_is_not_kept_waiting(tmp_path: Path)
     recaller = Recaller(
         root,
         me="w0.2@alpha",
-        host="alpha",
-        keys=Keys.from_secret(bytes(32)),
+        wires=SocketWires("alpha", Keys.from_secret(bytes(32))),
         who=lambda: ({}, frozenset({"beta"})),
         clock=lambda: 0.0,
     )

@@ -31,6 +31,7 @@ from holdfast.net.mailbox import Mailbox
 from holdfast.net.meeting import Connected, Meeting, Unreachable
 from holdfast.net.proving import client_handshake
 from holdfast.net.sockets import connect, listens_everywhere, open_tcp, open_unix
+from holdfast.net.wires import SocketWires
 from holdfast.reduce.arena import Arena
 from holdfast.trust.keys import Keys, create_keys
 
@@ -495,7 +496,7 @@ def registration_of(worker: str, host: str) -> Registration:
 def test_memory_is_needed_from_workers_of_this_host_only(keys: Keys) -> None:
     arena = Arena.create(1, 4096)
     mailbox = Mailbox()
-    meeting = Meeting("w0.1@a", "a", keys, mailbox, decode, arena)
+    meeting = Meeting("w0.1@a", SocketWires("a", keys), mailbox, decode, arena)
     view = View(3, ("w0.1@a", "w1.1@a", "w0.1@b"))
     group = meeting.open(view, {name: registration_of(name, name[-1]) for name in view.members})
     far, far_end = accepted("w0.1@b", near=False)
@@ -521,7 +522,7 @@ def test_memory_is_needed_from_workers_of_this_host_only(keys: Keys) -> None:
 
 def test_connections_of_old_views_are_closed_and_of_new_ones_parked(keys: Keys) -> None:
     mailbox = Mailbox()
-    meeting = Meeting("w0.1", "a", keys, mailbox, decode, None)
+    meeting = Meeting("w0.1", SocketWires("a", keys), mailbox, decode, None)
     group = meeting.open(View(5, ("w0.1", "w1.1")), {})
     ends = []
     for number in (0, 3, 4):  # a recording, a worker that slept, a knock
@@ -555,7 +556,7 @@ def test_connections_of_old_views_are_closed_and_of_new_ones_parked(keys: Keys) 
 
 def test_parked_views_are_bounded(keys: Keys) -> None:
     mailbox = Mailbox()
-    meeting = Meeting("w0.1", "a", keys, mailbox, decode, None)
+    meeting = Meeting("w0.1", SocketWires("a", keys), mailbox, decode, None)
     ends = []
     for number in range(1, 30):
         early, end = accepted("w1.1", near=False)

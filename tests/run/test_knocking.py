@@ -19,6 +19,7 @@ from holdfast.net.listener import HandedOver, Listener
 from holdfast.net.mailbox import Mailbox
 from holdfast.net.meeting import GROUP
 from holdfast.net.sockets import open_tcp, open_unix
+from holdfast.net.wires import SocketWires
 from holdfast.trust.keys import Keys, create_keys
 
 WITHIN_S = 2.0
@@ -35,7 +36,7 @@ class Street:
         self.registrations: dict[str, Registration] = {}
         self.mailbox = Mailbox()
         stack.callback(os.close, self.mailbox.fd)
-        self.knocker = Knocker("w9.1@a", "a", keys, self.mailbox)
+        self.knocker = Knocker("w9.1@a", SocketWires("a", keys), self.mailbox)
 
     def house(self, id: str, *, says: str = "") -> None:
         """A worker of host a, reached by a unix socket and with memory to share; of any other host, by TCP and TLS."""
@@ -110,7 +111,7 @@ def test_one_that_refuses_at_first_is_tried_again(street: Street) -> None:
         street.knocker.knock(Knock(1, ("w0.1@b",), 20.0), street.registrations)
         time.sleep(0.3)  # it has been refused at least once
         assert street.mailbox.is_empty
-        listener = Listener([server], street.knocker._keys, "w0.1@b", {GROUP: HandedOver(street._group)})
+        listener = Listener([server], street._keys, "w0.1@b", {GROUP: HandedOver(street._group)})
         server.listen()
         try:
             wait_until(lambda: not street.mailbox.is_empty)
@@ -133,7 +134,7 @@ def test_another_worker_at_the_same_address_is_not_the_one(street: Street) -> No
 
 def test_a_stranger_does_not_answer(street: Street, tmp_path: Path) -> None:
     street.house("w0.1@b")
-    stranger = Knocker("w9.1@a", "a", create_keys(tmp_path / "other"), street.mailbox)
+    stranger = Knocker("w9.1@a", SocketWires("a", create_keys(tmp_path / "other")), street.mailbox)
     stranger.knock(Knock(1, ("w0.1@b",), 1.0), street.registrations)
     wait_until(lambda: not street.mailbox.is_empty)
     assert street.mailbox.take_all() == [Knocked(1, (), ("w0.1@b",))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -182,7 +183,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
     for _ in range(1000):
         if condition():
             return
-        rewinding.time.sleep(0.01)
+        time.sleep(0.01)
     pytest.fail("it did not come about in 10 s")
 
 

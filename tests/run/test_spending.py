@@ -30,10 +30,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 def told(directory: Path) -> list[dict[str, Any]]:
@@ -41,7 +39,7 @@ def told(directory: Path) -> list[dict[str, Any]]:
 
 
 def test_the_life_of_a_worker(tmp_path: Path, clock: Clock) -> None:
-    spending = Spending(EventLog(tmp_path / "w0.1.jsonl", "w0.1"))
+    spending = Spending(EventLog(tmp_path / "w0.1.jsonl", "w0.1"), clock)
 
     def then(seconds: float, call: Callable[[], object]) -> None:
         clock.now += seconds
@@ -92,7 +90,7 @@ def test_the_life_of_a_worker(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_it_tells_once_a_second_and_later_less_often(tmp_path: Path, clock: Clock) -> None:
-    spending = Spending(EventLog(tmp_path / "w0.1.jsonl", "w0.1", wall_clock=clock))
+    spending = Spending(EventLog(tmp_path / "w0.1.jsonl", "w0.1", wall_clock=clock), clock)
     for _ in range(4000):
         clock.now += 0.5
         spending.look(Phase.GATHERING, broken=False)
@@ -145,7 +143,7 @@ def test_what_holds_training_up_is_on_the_account_and_everything_is_passed_on() 
                 calls.append((name, spending._account.doing))
                 return 0.001 if name == "wait_copied" else None
 
-            if name == "saving":
+            if name in ("keeps", "saving"):
                 call()
             return call
 
@@ -173,7 +171,10 @@ def test_what_holds_training_up_is_on_the_account_and_everything_is_passed_on() 
     held.is_due(1, first=True)
     held.search()
     held.newest()
-    assert held.saving and {name for name, _ in calls} == set(names) - {
-        *("save", "save_last", "prepare", "wait_copied", "settle_up_to", "settle", "leave")
-    }
+    assert (
+        held.keeps
+        and held.saving
+        and {name for name, _ in calls}
+        == set(names) - {*("save", "save_last", "prepare", "wait_copied", "settle_up_to", "settle", "leave")}
+    )
     assert issubclass(Checkpoints, NoCheckpoints)

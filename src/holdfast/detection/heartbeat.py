@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.core.waits import Wait
@@ -33,11 +34,12 @@ STACKS_SIGNAL = int(signal.SIGRTMIN) + 9  # of those that nobody else uses; SIGU
 class Pulse:
     """What the training thread is in. It alone writes here, but for `finished`, from which the heart takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self.activity = Activity.STARTING
         self.step = 0
         self.entered = 0
-        self.since = time.monotonic()
+        self.since = clock()
         self.thread = threading.get_ident()
         self.native = threading.get_native_id()
         self.finished: deque[tuple[Activity, float]] = deque(maxlen=UNCOUNTED_MAX)
@@ -45,7 +47,7 @@ class Pulse:
         self.wait: Wait | None = None  # what it waits for, once it has waited for a moment
 
     def enter(self, activity: Activity, step: int) -> None:
-        now = time.monotonic()
+        now = self.clock()
         self.finished.append((self.activity, now - self.since))
         self.since = now
         self.activity = activity

@@ -11,9 +11,7 @@ ledger that is away for long leaves no queue behind.
 from __future__ import annotations
 
 import os
-import queue
-import threading
-import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,6 +37,7 @@ from holdfast.events import EventLog
 from holdfast.ledger.port import Change, Entry, Ledger, Watch
 from holdfast.membership.reach import Roll
 from holdfast.membership.view_rules import LedgerState, Registered
+from holdfast.net.kernel import SYSTEM, Kernel, Running
 from holdfast.net.mailbox import Mailbox
 
 RETRY_S = 0.1
@@ -66,7 +65,9 @@ class LedgerFeed:
         *,
         lease_s: float,
         outage_s: float = 0.0,
+        kernel: Kernel = SYSTEM,
     ) -> None:
+        self._kernel = kernel
         self._ledger = ledger
         self._registration = registration
         self._mailbox = mailbox
@@ -76,22 +77,19 @@ class LedgerFeed:
         self._close_wait_s = CLOSE_WAIT_S
         self._parent = os.getppid()
         self._lease = 0
-        self._stopping = threading.Event()
+        self._stopping = kernel.event()
         self._registered_under = 0  # the lease under which our registration was last seen to stand
-        self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()  # kinds of commands, in order
+        self._asked = kernel.condition()  # something is to be done; guards what that is
+        self._commands: deque[str] = deque()  # kinds of commands, in order
         self._waiting: dict[str, Callable[[], None]] = {}  # the latest of each kind
-        self._waiting_lock = threading.Lock()
         self._entries: dict[str, Entry] = {}
-        self._threads = [
-            threading.Thread(target=self._watch, name="holdfast-ledger-watch", daemon=True),
-            threading.Thread(target=self._command, name="holdfast-ledger-command", daemon=True),
-        ]
+        self._threads: list[Running] = []
         self.down_since: float | None = None
-        self.last_contact = time.monotonic()  # when the last renewal began that the ledger answered
+        self.last_contact = self._kernel.now()  # when the last renewal began that the ledger answered
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        for name, run in (("watch", self._watch), ("command", self._command)):
+            self._threads.append(self._kernel.start(f"holdfast-ledger-{name}", run))
 
     # ---- commands
 
@@ -124,7 +122,7 @@ class LedgerFeed:
                     "waiting",
                     reason=f"waiting {self._outage_s:g} s at most for the ledger, to tell it that the run is finished",
                 )
-        deadline = time.monotonic() + self._close_wait_s
+        deadline = self._kernel.now() + self._close_wait_s
         self._ask(f"put {key}", lambda: self._put_until(key, value, deadline))
 
     def compare_and_set(self, key: str, value: bytes, expected: int) -> None:
@@ -153,25 +151,24 @@ class LedgerFeed:
             thread.join(0.5)
 
     def _ask(self, kind: str, command: Callable[[], None]) -> None:
-        with self._waiting_lock:
+        with self._asked:
             if kind not in self._waiting:
-                self._commands.put(kind)
+                self._commands.append(kind)
             self._waiting[kind] = command
+            self._asked.notify()
 
     def _command(self) -> None:
-        renew_at = time.monotonic()
+        renew_at = self._kernel.now()
         while not self._stopping.is_set():
             command = self._keep_alive
-            now = time.monotonic()
+            now = self._kernel.now()
             if now >= renew_at:  # whatever else waits: a slow ledger must not cost us the lease
                 renew_at = now + self._lease_s / 4
             else:
-                try:
-                    kind = self._commands.get(timeout=renew_at - now)
-                except queue.Empty:
-                    continue
-                with self._waiting_lock:
-                    command = self._waiting.pop(kind)
+                with self._asked:
+                    if not self._asked.wait_for(lambda: self._commands, renew_at - now):
+                        continue
+                    command = self._waiting.pop(self._commands.popleft())
             try:
                 command()
             except LedgerError as error:
@@ -180,7 +177,7 @@ class LedgerFeed:
 
     def _keep_alive(self) -> None:
         if self._lease:
-            began = time.monotonic()
+            began = self._kernel.now()
             try:
                 self._ledger.keep_alive(self._lease)
                 self.last_contact = began
@@ -195,7 +192,7 @@ class LedgerFeed:
         still that, at the same moment: a look before would not do, a newer view may come in between.
         """
         me, key = self._registration, KEY_WORKERS + self._registration.id
-        began = time.monotonic()
+        began = self._kernel.now()
         try:
             if self._lease:
                 self._ledger.keep_alive(self._lease)
@@ -242,7 +239,7 @@ class LedgerFeed:
             try:
                 return self._put(key, value)
             except LedgerUnavailable:
-                if time.monotonic() >= deadline or self._stopping.wait(RETRY_S):
+                if self._kernel.now() >= deadline or self._stopping.wait(RETRY_S):
                     raise
 
     def _compare_and_set(self, key: str, value: bytes, expected: int) -> None:
@@ -291,12 +288,12 @@ class LedgerFeed:
 
     def _note_down(self, error: LedgerError) -> None:
         if self.down_since is None:
-            self.down_since = time.monotonic()
+            self.down_since = self._kernel.now()
             self._events.write("ledger_down", reason=error.message)
 
     def _note_up(self) -> None:
         if self.down_since is not None:
-            self._events.write("ledger_up", down_s=round(time.monotonic() - self.down_since, 3))
+            self._events.write("ledger_up", down_s=round(self._kernel.now() - self.down_since, 3))
             self.down_since = None
 
 

@@ -8,15 +8,14 @@ from holdfast.engine.ledger_feed import LedgerFeed
 from holdfast.engine.spending import Spending
 from holdfast.events import EventLog
 from holdfast.net.mailbox import Mailbox
-from holdfast.trust.keys import Keys
+from holdfast.net.wires import Wires
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
     """A worker's lines to the others, to the ledger, and to those who want to know what it does."""
 
-    host: str
-    keys: Keys
+    wires: Wires
     mailbox: Mailbox
     feed: LedgerFeed
     events: EventLog

@@ -63,6 +63,7 @@ from holdfast.net.listener import HandedOver, Listener, Purposes, Served
 from holdfast.net.mailbox import Mailbox
 from holdfast.net.meeting import GROUP, Connected
 from holdfast.net.sockets import listens_everywhere, open_tcp, open_unix
+from holdfast.net.wires import SocketWires, Wires
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.ledger import open_ledger
 from holdfast.placement.proc import process_started
@@ -118,6 +119,7 @@ class Place:
         if environment is None:
             self.me = "w0.1"
             self.keys = Keys.from_secret(os.urandom(32))
+            self.wires: Wires = SocketWires(self.host, self.keys)
             self.lease_s = ALONE_LEASE_S
             self.ledger = MemoryLedger()
             self.events = SpokenEvents()
@@ -125,6 +127,7 @@ class Place:
         option_of(environment, "path").check(environment.path)
         self.me = environment.worker
         self.keys = load_keys(environment.keys) if environment.keys else Keys.from_secret(environment.secret())
+        self.wires = SocketWires(self.host, self.keys)
         self.lease_s = environment.lease_s
         self.ledger = open_ledger(environment.ledger, environment.run, environment.ledger_socket, self.keys.secret)
         self.events = EventLog(environment.run_dir / "events" / f"{self.me}.jsonl", self.me)
@@ -138,7 +141,8 @@ class Place:
 
     def agree(self, config: RunConfig) -> None:
         """Be of one mind with the run on what decides its bits; the first worker sets it."""
-        deadline = time.monotonic() + LEDGER_WAIT_S
+        kernel = self.wires.kernel
+        deadline = kernel.now() + LEDGER_WAIT_S
         if self.environment is None:
             self.ledger.put(KEY_SIZE, encode_json({"workers": 1}))
         told = False
@@ -148,7 +152,7 @@ class Place:
                 break
             except LedgerUnavailable as error:
                 # etcd comes back; an agent that is gone with its ledger may not, and nobody else would end us then.
-                if time.monotonic() > deadline and not (self.environment and self.environment.ledger):
+                if kernel.now() > deadline and not (self.environment and self.environment.ledger):
                     raise
                 if not told:
                     self.events.write("ledger_down", reason=error.message)
@@ -201,25 +205,25 @@ class Place:
         layout = capture.whole_layout()
         way = Way(config.path, layout.slot_bytes <= SMALL_BYTES, self.mode.rules().whole)
         arena = Arena.create(config.shards * way.parities, layout.slot_bytes)
-        desk, means = SnapshotDesk(), MeanDesk()
+        kernel = self.wires.kernel
+        desk, means = SnapshotDesk(kernel), MeanDesk(kernel.now)
         feed = self._feed(config, *self._listen(arena, desk, means))
-        rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None)
+        rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None, kernel=kernel)
         inner = self._checkpoints(config, holder, saving, feed, rewinding)
-        saves = isinstance(inner, Checkpoints)
+        saves = inner.keeps
         machine = self._machine(config, capture, holder, two_rounds=way.two_rounds, saves=saves)
         machine.audits.earlier = self.rewinds.records
         aggregator = self.mode.aggregator()
         sums = Sums(arena, config.shards, parities=way.parities, by_shard=aggregator.by_shard)
         gradients = Gradients(self.me, arena=arena, sums=sums, capture=capture, way=way, aggregator=aggregator)
         gradients.passed = rewinding.passed
-        spending = Spending(self.events)
+        spending = Spending(self.events, kernel.now)
         checkpoints = HeldUp(inner, spending)
-        fetcher = Fetcher(self.me, self.host, self.keys, holder, gradient_bytes=arena.slot_bytes)
+        fetcher = Fetcher(self.me, self.wires, holder, gradient_bytes=arena.slot_bytes)
         worker = Worker(
             machine,
             Lines(
-                host=self.host,
-                keys=self.keys,
+                wires=self.wires,
                 mailbox=self.mailbox,
                 feed=feed,
                 events=self.events,
@@ -227,7 +231,13 @@ class Place:
             ),
             gradients=gradients,
             transfer=StateTransfer(
-                capture, holder, desk=desk, fetcher=fetcher, checkpoints=checkpoints, events=self.events
+                capture,
+                holder,
+                desk=desk,
+                fetcher=fetcher,
+                checkpoints=checkpoints,
+                events=self.events,
+                clock=kernel.now,
             ),
             catching=self._catching(means, gradients, capture, checkpoints),
             pauses=Pauses(feed, self.events, run=self._run(), outage_s=config.outage_s),
@@ -248,8 +258,15 @@ class Place:
             fingerprint=self.fingerprint,
             local=local,
         )
-        lease_s, outage_s = self.lease_s, config.outage_s
-        return LedgerFeed(self.ledger, registration, self.mailbox, self.events, lease_s=lease_s, outage_s=outage_s)
+        return LedgerFeed(
+            self.ledger,
+            registration,
+            self.mailbox,
+            self.events,
+            lease_s=self.lease_s,
+            outage_s=config.outage_s,
+            kernel=self.wires.kernel,
+        )
 
     def _audits(
         self, config: RunConfig, machine: Machine, holder: Holder, feed: LedgerFeed, calls: OptimizerCalls
@@ -269,8 +286,7 @@ class Place:
     ) -> Catching:
         return Catching(
             self.me,
-            self.host,
-            self.keys,
+            self.wires,
             desk=means,
             gradients=gradients,
             capture=capture,
@@ -313,7 +329,7 @@ class Place:
                 warn=lambda text: self.events.write("warning", text=text),
             )
             rewinding.forget_memory(root)
-            recaller = Recaller(root, me=self.me, host=self.host, keys=self.keys, who=feed.who)
+            recaller = Recaller(root, me=self.me, wires=self.wires, who=feed.who)
         if not saving.uri and memory is None:
             return NoCheckpoints()
         return Checkpoints(
@@ -368,6 +384,11 @@ class Place:
         if self.environment is None:
             return "none:", ""
         servers, address, local = self._open()
+        self.listener = Listener(servers, self.keys, self.me, self._purposes(desk, means), memory=arena)
+        return address, local
+
+    def _purposes(self, desk: SnapshotDesk, means: MeanDesk) -> Purposes:
+        """What other workers may connect to this one for."""
         root = self._memory_root()
 
         def on_snapshot(view: int, sock: socket.socket) -> None:
@@ -375,14 +396,12 @@ class Place:
             if snapshot is not None:
                 serve(sock, snapshot)
 
-        purposes: Purposes = {
+        return {
             GROUP: HandedOver(lambda view, connection: self.mailbox.put(Connected(view, connection))),
             SNAPSHOT: Served(on_snapshot),
             MEAN: Served(lambda step, sock: serve_mean(sock, means, step)),
             MEMORY: Served(lambda _, sock: serve_memory(sock, root) if root is not None else None),
         }
-        self.listener = Listener(servers, self.keys, self.me, purposes, memory=arena)
-        return address, local
 
     def close(self) -> None:
         if self.listener is not None:

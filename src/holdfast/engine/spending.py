@@ -46,8 +46,8 @@ _OF_PHASE = {
 class Spending(Pulse):
     """The pulse of the training thread, with an account of it."""
 
-    def __init__(self, events: EventLog | None = None) -> None:
-        super().__init__()
+    def __init__(self, events: EventLog | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self._events = events or EventLog(None, "")
         self._account = s.Account(self.since)
         self.tell_at = self.since + TELL_S_MIN
@@ -64,7 +64,7 @@ class Spending(Pulse):
     def during(self, category: str) -> Iterator[None]:
         """Our own lines that the category is about, where they may take long."""
         self._held.append(category)
-        now = time.monotonic()
+        now = self.clock()
         self._move(now)
         if category is s.CHECKPOINTING:
             self.wait = Wait(WaitKind.STORAGE, "for a checkpoint to be copied or stored", since=now)
@@ -74,12 +74,12 @@ class Spending(Pulse):
             if category is s.CHECKPOINTING:
                 self.wait = None
             self._held.pop()
-            self._move(time.monotonic())
+            self._move(self.clock())
 
     def took(self, category: str, began: float) -> None:
         """The same, afterwards: for what every step does. `began` is of the monotonic clock."""
         lost = self.broken and category == s.REDUCING
-        self._account.took(s.RECOVERING if lost else category, began, time.monotonic())
+        self._account.took(s.RECOVERING if lost else category, began, self.clock())
 
     def look(self, phase: Phase, *, broken: bool) -> None:
         """Where the machine is while it waits. `broken`: a member is lost, and no step has been committed since.
@@ -89,7 +89,7 @@ class Spending(Pulse):
         if phase is not self.phase or broken is not self.broken:
             self.phase, self.broken = phase, broken
             self._categories = _categories(phase, broken)
-        self._move(time.monotonic())
+        self._move(self.clock())
 
     def go_on(self, *, broken: bool) -> None:
         """The script has the word; what our own lines take until they hand it over is part of the step."""
@@ -98,7 +98,7 @@ class Spending(Pulse):
             self._categories = _categories(Phase.GATHERING, broken)
 
     def tell(self) -> None:
-        now = time.monotonic()
+        now = self.clock()
         self.tell_at = now + min(TELL_S_MAX, max(TELL_S_MIN, self._account.age(now) * TELL_SHARE))
         seconds = {category: round(spent, 4) for category, spent in self._account.spent(now).items()}
         self._events.write(
@@ -149,24 +149,29 @@ class HeldUp(NoCheckpoints):
         return held_up
 
     @property
+    def keeps(self) -> bool:  # type: ignore[override]
+        return self._inner.keeps
+
+    @property
     def saving(self) -> bool:  # type: ignore[override]
         return self._inner.saving
 
     def prepare(self, members: tuple[str, ...]) -> None:
         if members is self._members:  # before nearly every step, and then there is nothing to prepare
             return
-        self._members, began = members, time.monotonic()
+        self._members, began = members, self._spending.clock()
         self._inner.prepare(members)
         self._spending.took(s.CHECKPOINTING, began)
 
     def wait_copied(self) -> float:
         waited_s = self._inner.wait_copied()
         if waited_s:  # in few steps
-            self._spending.took(s.CHECKPOINTING, time.monotonic() - waited_s)
+            self._spending.took(s.CHECKPOINTING, self._spending.clock() - waited_s)
         return waited_s
 
     def search(self) -> m.Restored | None:
-        self._spending.wait = Wait(WaitKind.STORAGE, "for storage, to look for a checkpoint", since=time.monotonic())
+        now = self._spending.clock()
+        self._spending.wait = Wait(WaitKind.STORAGE, "for storage, to look for a checkpoint", since=now)
         return self._inner.search()
 
 

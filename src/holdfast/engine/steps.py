@@ -18,7 +18,6 @@ says which samples a shard has, and the worker's machine decides what comes next
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -126,7 +125,7 @@ class StepEngine:
         self._losses = loops.losses
         self._guard = guard
         self._misuse = misuse
-        self._reporter = Reporter(worker.lines.events, worker.machine)
+        self._reporter = Reporter(worker.lines.events, worker.machine, clock=worker.clock)
         self._pending: m.Compute | None = None  # the machine's word for the step that is not begun yet
         self._directive: m.Compute | None = None  # and for the one that is, until its shards are asked for
         self._todo: Iterator[tuple[int, bool]] | None = None  # shards to compute, and whether they count
@@ -180,7 +179,7 @@ class StepEngine:
             worker.computed(step.number, self._durations_s, over=self.wishes.over if self.wishes is not None else "")
             return None
         number, counts = found
-        began = time.perf_counter()
+        began = self._worker.clock()
         place = self._data.place(step.number, number)
         assert place is not None, f"step {step.number} has no shard {number}"
         self._absence = worker.attendance.away(step.number)
@@ -210,7 +209,7 @@ class StepEngine:
             collector = self.checker.collector(shard.number, collector, shard.recorded, counts=shard.counts)
         self._capture.after_shard(shard.number, collector, self.plan.weight(*shard.place))
         if shard.counts:
-            self._durations_s.append(time.perf_counter() - shard.began)
+            self._durations_s.append(self._worker.clock() - shard.began)
         if late:
             worker.attendance.too_late(self._durations_s)
             self._todo = None
@@ -328,7 +327,7 @@ class StepEngine:
 
     def _load(self, step: StepState, missed: Kept | None) -> None:
         """Put the mean where the client's lines expect it."""
-        began = time.monotonic()
+        began = self._worker.clock()
         kept = self._worker.loaded(step.number, self._guard.inspect, missed)
         self._pulse.took(REDUCING, began)
         self._pulse.reduced_bytes += kept.memory.nbytes

@@ -5,7 +5,6 @@ Belongs to the thread of the user's loop. What a machine waits for is decided in
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -41,7 +40,7 @@ class Waiting:
 
     def outside_steps(self, what: str, whom: Sequence[str]) -> None:
         """The script's lines wait for something. `whom`: only these can end it; nobody: it ends by itself."""
-        wait = Wait(WaitKind.PEERS if whom else WaitKind.VIEW, f"for {what}", tuple(whom), time.monotonic())
+        wait = Wait(WaitKind.PEERS if whom else WaitKind.VIEW, f"for {what}", tuple(whom), self._pulse.clock())
         known = self._outside
         if known is None or (known.why, known.whom) != (wait.why, wait.whom):
             self._outside = wait
@@ -50,7 +49,7 @@ class Waiting:
         self._outside = None
 
     def say_fetching(self, sources: Sequence[str]) -> None:
-        self._pulse.wait = Wait(WaitKind.STATE, f"for the state, from {names(sources)}", since=time.monotonic())
+        self._pulse.wait = Wait(WaitKind.STATE, f"for the state, from {names(sources)}", since=self._pulse.clock())
 
     def over(self) -> None:
         self._pulse.wait = None

@@ -7,10 +7,7 @@ threads (ledger feed, listener, dialling) only put things into the mailbox; see 
 
 from __future__ import annotations
 
-import os
 import secrets
-import select
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
@@ -59,7 +56,6 @@ class Worker:
         rewinding: Rewinding,
         pauses: Pauses,
         attendance: Attendance,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.machine = machine
         self.lines = lines
@@ -79,9 +75,9 @@ class Worker:
         self._catching = catching
         self._pauses = pauses
         self._pace = Pace()
-        self._clock = clock
-        self._meeting = Meeting(machine.me, lines.host, lines.keys, lines.mailbox, decode, gradients.shared_arena)
-        self._knocker = Knocker(machine.me, lines.host, lines.keys, lines.mailbox)
+        self.clock = self._clock = lines.wires.kernel.now
+        self._meeting = Meeting(machine.me, lines.wires, lines.mailbox, decode, gradients.shared_arena)
+        self._knocker = Knocker(machine.me, lines.wires, lines.mailbox)
         self._group: Group | None = None
         self._registrations: Mapping[str, Registration] = {}
         self._rolls: Mapping[str, Roll] = {}  # of members that have given up a view
@@ -99,8 +95,6 @@ class Worker:
             save_now=self.save_now,
         )
         self.between_loops = BetweenLoops(machine, transfer, wait_while=self._wait_while, metrics=self._metrics)
-        self._idle_poll = select.poll()
-        self._idle_poll.register(lines.mailbox.fd, select.POLLIN)
         attendance.attach(self)
 
     # ---- the loop's side
@@ -201,7 +195,7 @@ class Worker:
         return self._ended is not None
 
     def wake(self) -> None:
-        os.eventfd_write(self._mailbox.fd, 1)
+        self._mailbox.wake()
 
     def begin_step(self, step: int) -> None:
         assert self.machine.view is not None
@@ -235,7 +229,7 @@ class Worker:
             return
         group = self._group
         if group is None:
-            self._idle_poll.poll(at_most_s * 1000)
+            self._mailbox.wait(at_most_s)
             news: list[Said | Gone] = []
             self._pauses.without_group(self.machine, self._clock())
         else:
@@ -338,7 +332,7 @@ class Worker:
         group = self._group
         assert group is not None
         try:
-            began = time.monotonic()
+            began = self._clock()
             resumed = self.gradients.reduce(group, effect, self._interrupted)
             self.spending.took(REDUCING, began)
         except BrokenGroup as error:

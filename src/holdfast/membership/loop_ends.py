@@ -2,8 +2,9 @@
 
 A script may have several loops, with lines of its own between them: an evaluation, another learning rate, a save. The
 state says how many of the loops, with the lines that follow them, are in it. A worker that comes later runs the script
-from its first line, and must pass those loops: it takes no step in them, saves nothing, waits for nobody and reports
-nothing, since for the run they were over before it came. What its script does after such a loop is undone.
+from its first line, and must pass those loops: it takes no step in them, saves nothing and reports nothing, since
+for the run they were over before it came; and it waits for nobody but those that read its state, if it is the one who
+came by a checkpoint. What its script does after such a loop is undone.
 
 At the end of a loop that it shares with the others it
 - waits for those that may still read its state, since the script's next lines may change it (`Machine.readers`). Who

@@ -292,6 +292,14 @@ class Stepping(ABC):
         known = not self.ledger.ids or member in self.ledger.ids
         return member in self.view.members and member not in self._lost and known
 
+    def has_come(self, member: str) -> bool:
+        """Whether that one was given its state in this view: what is in that, it has not been through itself."""
+        return self._plan is not None and member in self._plan.fetches
+
+    def is_given(self, member: str, step: int) -> bool:
+        """Whether that one lacked the mean of this step when the view began, and was given it."""
+        return self._plan is not None and self._plan.step == step + 1 and member in self._plan.gives
+
     def has_gone_on(self, member: str, step: int) -> bool:
         """Whether that one's shards of this step, or of a later one, are done."""
         return any(member in ready for number, ready in self._ready.items() if number >= step)

@@ -23,7 +23,6 @@ from __future__ import annotations
 import select
 import socket
 import ssl
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from typing import Any
 from holdfast.core.errors import PeerError, ProtocolError
 from holdfast.core.words import View
 from holdfast.net.framing import take_frame
+from holdfast.net.kernel import SYSTEM, Kernel
 from holdfast.net.proving import BLOCKED
 from holdfast.net.silence import LOOK_S, is_silent
 
@@ -91,13 +91,14 @@ class Gone:
 class Group:
     """See the module. `members` that are not connected yet are simply not in `connections`."""
 
-    def __init__(self, view: View, me: str, decode: Decode) -> None:
+    def __init__(self, view: View, me: str, decode: Decode, kernel: Kernel = SYSTEM) -> None:
+        self.kernel = kernel
         self.view = view
         self.me = me
         self._decode = decode
         self.connections: dict[str, Connection] = {}
         self._by_fd: dict[int, Connection] = {}
-        self._poll = select.poll()
+        self._poll = kernel.poll()
         self._early: list[bytes] = []  # broadcast before a connection was there
         self._look_at = 0.0
         self.closed = False
@@ -111,7 +112,7 @@ class Group:
         connection.sock.setblocking(False)
         self.connections[connection.peer] = connection
         self._by_fd[connection.sock.fileno()] = connection
-        self._poll.register(connection.sock, READ)
+        self._poll.register(connection.sock.fileno(), READ)
         for data in self._early:
             self._send(connection, data)
 
@@ -161,7 +162,7 @@ class Group:
 
     def silent(self) -> list[Connection]:
         """Connections to hosts that do not answer: found so twice in a row, as our own clock may have jumped."""
-        now = time.monotonic()
+        now = self.kernel.now()
         if now < self._look_at:
             return []
         self._look_at = now + LOOK_S
@@ -198,12 +199,12 @@ class Group:
 
     def _listen(self, connection: Connection, mask: int) -> None:
         with suppress(OSError, KeyError, ValueError):  # lost already, and no longer polled
-            self._poll.modify(connection.sock, mask)
+            self._poll.modify(connection.sock.fileno(), mask)
 
     def _lose(self, connection: Connection, reason: str) -> Gone:
         connection.lost = True
         with suppress(KeyError, ValueError):
-            self._poll.unregister(connection.sock)
+            self._poll.unregister(connection.sock.fileno())
         return Gone(connection.peer, reason)
 
     def _frames(self, connection: Connection) -> Iterable[Said]:
@@ -249,7 +250,7 @@ class Group:
         connections, self.connections, self._by_fd = self.connections, {}, {}
         for connection in connections.values():
             connection.close()
-        self._poll = select.poll()
+        self._poll = self.kernel.poll()
         self.closed = True
 
 
@@ -274,7 +275,7 @@ class _Exchange:
 
     def run(self, interrupted: Callable[[], str]) -> None:
         group = self._group
-        poll = select.poll()
+        poll = group.kernel.poll()
         masks: dict[str, int] = {}
         for peer in list(self._in):
             self._use_inbox(group.connections[peer])
@@ -286,9 +287,9 @@ class _Exchange:
                 if masks.get(peer, 0) == mask:
                     continue
                 if mask:
-                    poll.register(connection.sock, mask)
+                    poll.register(connection.sock.fileno(), mask)
                 else:
-                    poll.unregister(connection.sock)  # done with it: its end must not keep the poll awake
+                    poll.unregister(connection.sock.fileno())  # done with it: its end must not keep the poll awake
                 masks[peer] = mask
             events = poll.poll(500)
             if not events:

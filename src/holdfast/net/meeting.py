@@ -8,17 +8,17 @@ Belongs to the thread of the user's loop; dialling happens in short-lived thread
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from holdfast.core.errors import PeerError
 from holdfast.core.words import Registration, View
-from holdfast.net.dialling import address_from, dial
+from holdfast.net.dialling import address_from
 from holdfast.net.greeting import Hello, SharedMemory
 from holdfast.net.groups import Connection, Decode, Group
 from holdfast.net.mailbox import Mailbox
-from holdfast.trust.keys import Keys
+from holdfast.net.wires import Wires
 
 GROUP = "group"  # the purpose of these connections; a Hello's number is the view's
 PARKED_VIEWS_MAX = 8
@@ -42,12 +42,9 @@ class Meeting:
     None where everything travels over connections.
     """
 
-    def __init__(
-        self, me: str, host: str, keys: Keys, mailbox: Mailbox, decode: Decode, memory: SharedMemory | None
-    ) -> None:
+    def __init__(self, me: str, wires: Wires, mailbox: Mailbox, decode: Decode, memory: SharedMemory | None) -> None:
         self._me = me
-        self._host = host
-        self._keys = keys
+        self._wires = wires
         self._mailbox = mailbox
         self._decode = decode
         self._memory = memory
@@ -58,7 +55,7 @@ class Meeting:
 
     def open(self, view: View, registrations: Mapping[str, Registration]) -> Group:
         """Start to connect to all members. Connections and failures arrive in the mailbox."""
-        group = self._group = Group(view, self._me, self._decode)
+        group = self._group = Group(view, self._me, self._decode, self._wires.kernel)
         self._newest = view.number
         self._registrations = registrations
         group.watch(self._mailbox.fd)
@@ -72,9 +69,7 @@ class Meeting:
             if registration is None:
                 self._mailbox.put(Unreachable(view.number, peer, "it is not registered"))
                 continue
-            threading.Thread(
-                target=self._dial, args=(view, registration), name=f"holdfast-dial-{peer}", daemon=True
-            ).start()
+            self._wires.kernel.start(f"holdfast-dial-{peer}", partial(self._dial, view, registration))
         return group
 
     def connected(self, item: Connected) -> None:
@@ -105,12 +100,12 @@ class Meeting:
         registration = self._registrations.get(connection.peer)
         if registration is None:
             return connection.sock.family == socket.AF_UNIX
-        return address_from(self._host, registration).startswith("unix:")
+        return address_from(self._wires.host, registration).startswith("unix:")
 
     def _dial(self, view: View, registration: Registration) -> None:
         try:
             hello = Hello(GROUP, view.number, self._me)
-            connection = dial(registration, self._host, self._keys, hello, memory=self._memory)
+            connection = self._wires.dial(registration, hello, memory=self._memory)
             if connection.peer != registration.id:
                 connection.close()
                 raise PeerError(f"{connection.peer} answered instead")

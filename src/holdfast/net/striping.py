@@ -8,13 +8,14 @@ raises. The caller opens and closes the sockets.
 from __future__ import annotations
 
 import socket
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from holdfast.core.errors import HoldfastError, PeerError
 from holdfast.net.byte_ranges import ByteReader
+from holdfast.net.kernel import SYSTEM, Kernel
 from holdfast.net.streams import Deadline
 
 Chunk = tuple[int, int]
@@ -24,7 +25,10 @@ Answer = TypeVar("Answer")
 class Peers:
     """Conversations with peers that have the same to give. Those that fail are not asked again."""
 
-    def __init__(self, socks: Sequence[socket.socket], labels: Sequence[str], deadline: Deadline) -> None:
+    def __init__(
+        self, socks: Sequence[socket.socket], labels: Sequence[str], deadline: Deadline, kernel: Kernel = SYSTEM
+    ) -> None:
+        self._kernel = kernel
         self._readers = {label: ByteReader(sock, deadline) for label, sock in zip(labels, socks, strict=True)}
         self._failures: dict[str, Exception] = {}
 
@@ -51,7 +55,7 @@ class Peers:
         self, name: str, chunks: Iterable[Chunk], memory: Callable[[int, int], Iterable[list[memoryview]]]
     ) -> dict[Chunk, bytes]:
         """Fill the memory of all chunks; their digests. PeerError if no peer is left to ask."""
-        work = _Work(chunks)
+        work = _Work(chunks, self._kernel)
         self._each(lambda _, reader: _work_off(reader, name, work, memory))
         if not work.finished:
             raise PeerError(f"no peer is left to fetch the {name} from: {self.failures()}")
@@ -71,9 +75,7 @@ class Peers:
         if len(alive) == 1:
             act(*alive[0])
             return
-        threads = [threading.Thread(target=act, args=one, daemon=True, name="fetch") for one in alive]
-        for thread in threads:
-            thread.start()
+        threads = [self._kernel.start("fetch", partial(act, *one)) for one in alive]
         for thread in threads:
             thread.join()  # bounded by the deadline that each conversation has
 
@@ -81,8 +83,8 @@ class Peers:
 class _Work:
     """The chunks that nobody has fetched yet, shared by the peers' threads."""
 
-    def __init__(self, chunks: Iterable[Chunk]) -> None:
-        self._changed = threading.Condition()
+    def __init__(self, chunks: Iterable[Chunk], kernel: Kernel) -> None:
+        self._changed = kernel.condition()
         self._waiting = deque(chunks)
         self._taken = 0
         self.digests: dict[Chunk, bytes] = {}  # of the chunks that have arrived

@@ -17,6 +17,7 @@ import torch
 
 from holdfast.core.errors import IntegrityError, NotStored, PeerError, ProtocolError, StatesDiffer
 from holdfast.net.byte_ranges import STALL_S, TOTAL_S, ByteReader, Offer, serve_bytes
+from holdfast.net.kernel import SYSTEM, Kernel
 from holdfast.net.streams import Deadline
 from holdfast.net.striping import Peers
 from holdfast.state.layout import TensorSpec, allocate
@@ -69,6 +70,7 @@ def fetch(
     stall_s: float = STALL_S,
     total_s: float = TOTAL_S,
     place: Callable[[bytes, Sequence[TensorSpec]], list[torch.Tensor]] | None = None,
+    kernel: Kernel = SYSTEM,
 ) -> Snapshot:
     """The snapshot that all these peers hold. `names` are for messages; `bytes_max` bounds the tensors' memory.
 
@@ -80,7 +82,7 @@ def fetch(
     peer is left to ask.
     """
     labels = names or [f"peer {number}" for number in range(len(socks))]
-    peers = Peers(socks, labels, Deadline(stall_s, total_s))
+    peers = Peers(socks, labels, Deadline(stall_s, total_s), kernel)
     summary = _agreed(peers, expect_step)
     if summary.nbytes > bytes_max:
         raise ProtocolError(f"a snapshot of {summary.nbytes} bytes where at most {bytes_max} are expected")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from holdfast.checkpoint.settings import Checkpoints, CheckpointSettings
 from holdfast.core.config import RunConfig
 from holdfast.data.loader import ShardLoader
 from holdfast.data.sampling import Given
+from holdfast.data.shards import ShardPlan
 from holdfast.engine.api.hash_order import say_where_order_is_chance
 from holdfast.engine.api.inputs import (
     check_dataset,
@@ -37,11 +39,13 @@ from holdfast.engine.recovery.auditing import audited
 from holdfast.engine.recovery.guarding import Guard, wake_scalers
 from holdfast.engine.steps import StepEngine
 from holdfast.modes import mode_or_default
+from holdfast.modes.capture import GradientCapture
 from holdfast.modes.diverging import Losses
 from holdfast.modes.port import Mode
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.proc import process_started
 from holdfast.state.extras import Stateful, try_extras
+from holdfast.state.optimizer import Optimizers
 from holdfast.state.snapshot import Holder
 
 LOOPS = "holdfast.loops"  # our own part of a snapshot's extras
@@ -115,18 +119,40 @@ def join(
     }
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, **ahead)
     _prepare(model, extras, config.threads, environment)
-    loops = Loops(Losses(spike), mode.data(plan))
-    holder = Holder(model, optimizer, {**extras, LOOPS: loops}, buffers=capture.buffers)
     place = Place(environment, fingerprint(), mode)
+    training = Training(model, optimizer, extras, capture=capture, plan=plan, loader=loader, saving=saving)
+    run = take_part(place, training, config)
+    _live_and_end_with_process(run, place, told.against_script(said))
+    return run
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a script has given to join, checked."""
+
+    model: torch.nn.Module
+    optimizer: Optimizers
+    extras: Mapping[str, Stateful]
+    _: KW_ONLY
+    capture: GradientCapture
+    plan: ShardPlan
+    loader: ShardLoader
+    saving: CheckpointSettings
+
+
+def take_part(place: Place, training: Training, config: RunConfig) -> Run:
+    """Wire a worker together in its place. The process is prepared."""
+    model, optimizer, extras, capture = training.model, training.optimizer, training.extras, training.capture
+    plan, loader, saving = training.plan, training.loader, training.saving
+    loops = Loops(Losses(config.spike), place.mode.data(plan))
+    holder = Holder(model, optimizer, {**extras, LOOPS: loops}, buffers=capture.buffers)
     place.agree(config)
     worker = place.build(config, capture, holder, saving, OptimizerCalls(capture.parameters))
     guard = Guard(config, extras, losses=loops.losses, capture=capture, worker=worker)
-    misuse = Misuse(capture.parameters, place.events, worker.machine, alone=environment is None)
+    misuse = Misuse(capture.parameters, place.events, worker.machine, alone=place.environment is None)
     engine = StepEngine(worker, plan=plan, loader=loader, capture=capture, loops=loops, guard=guard, misuse=misuse)
-    name, validated = environment.run if environment else "", _validated(model, extras, saving)
-    run = Run(model, optimizer, engine, worker=worker, capture=capture, loops=loops, name=name, **validated)
-    _live_and_end_with_process(run, place, told.against_script(said))
-    return run
+    name, validated = place.environment.run if place.environment else "", _validated(model, extras, saving)
+    return Run(model, optimizer, engine, worker=worker, capture=capture, loops=loops, name=name, **validated)
 
 
 def _live_and_end_with_process(run: Run, place: Place, overruled: str) -> None:

@@ -10,7 +10,6 @@ given, and it is told the same results again. Belongs to the thread of the user'
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +33,11 @@ from holdfast.membership.messages import Place
 TELL_S = 0.05  # results of an evaluation are told about so often
 IDLE_S, IDLE_CHUNKS = 0.5, 4.0  # without news of a chunk for so long, and so many chunks' time, it is computed here too
 TELLERS = 2
+ASKED_S = 2.0  # whether one that is lost here has died or has gone on: the ledger says so within that, or cannot
+NOT_EVERYWHERE = (
+    "run.stop was not called on every worker at the same place, so all of them end after the next step; "
+    "decide on values that are the same everywhere: run.metrics, run.best or step.metrics"
+)
 
 
 class Outside:
@@ -62,6 +66,8 @@ class Outside:
         self._calls = 0  # at this place
         self._warned: set[str] = set()
         self.over = ""  # the script wants no further steps, on this worker and not on all of them
+        # A call of run.stop, who went on before it was heard, and in which view that was.
+        self._doubt: tuple[Place, list[str], int] | None = None
         self.collectives = Collectives(self)
         self.save_wanted = False  # the state after the step that is being applied is the best so far
 
@@ -97,8 +103,11 @@ class Outside:
         return {name: _number(name, value) for name, value in values.items() if value is not None}
 
     def _agree(self, place: Place, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """The value of the first member that is there; all take it, or none."""
-        if not self._worker.attendance.in_step or not self.sharing.others():
+        """The value of the first member that is there; all take it, or none.
+
+        Said also where nobody else is there: who is lost may be level again in the next view, and come here then.
+        """
+        if not self._worker.attendance.in_step:
             return self._own(metrics)
         self.come_to(place, "run.record")
         own: dict[str, float] | None = None
@@ -133,7 +142,7 @@ class Outside:
         """Whose value counts; None: mine."""
         view = self._worker.machine.view
         assert view is not None
-        others = self.sharing.others()
+        others = self._others(place)
         before = view.members[: view.members.index(self._worker.machine.me)]
         return next((member for member in before if member in others), None)
 
@@ -175,11 +184,8 @@ class Outside:
             self.end_after(step, reason)
             return
         self.over = reason
-        self._warn(
-            "stop",
-            "run.stop was not called on every worker at the same place, so all of them end after the next step; "
-            "decide on values that are the same everywhere: run.metrics, run.best or step.metrics",
-        )
+        if self._doubt is None:
+            self._warn("stop", NOT_EVERYWHERE)
 
     def _all_stop(self, place: Place, reason: str) -> bool:
         if not self._worker.attendance.in_step:
@@ -187,14 +193,46 @@ class Outside:
         self._worker.share(place, {"stop": reason})
 
         def missing() -> list[str]:
-            return [one for one in self.sharing.others() if "stop" not in self.sharing.at(place).get(one, {})]
+            return [one for one in self._others(place) if "stop" not in self.sharing.at(place).get(one, {})]
 
         with self._waiting("the others to come to run.stop"):
             while members := missing():
                 if any(self.sharing.has_passed(one, place, calls=self._calls) for one in members):
                     return False
                 self.wait_for(members, place, "run.stop", refuse=False)
-        return True
+            if gone_on := self._gone_on(place):
+                self._doubt = (place, gone_on, self._worker.machine._number())
+        return self._doubt is None
+
+    def _gone_on(self, place: Place) -> list[str]:
+        """Those of my view whom I have lost, and not because they died: the next view, which has come, has them."""
+        machine, until = self._worker.machine, self._worker.clock() + ASKED_S
+        while (view := machine.view) is not None and self._worker.clock() < until:
+            said, newest = self.sharing.at(place), machine.ledger.view
+            unheard = [one for one in view.members if one != machine.me and "stop" not in said.get(one, {})]
+            unheard = [one for one in unheard if one in machine.ledger.ids]
+            if newest is not None and newest.number > view.number:
+                return [one for one in unheard if one in newest.members]
+            if not unheard:
+                break
+            self._worker.listen()
+        return []
+
+    def settle_stop(self) -> None:
+        """A view has come, and all say again in it what they said: so whether those who went on have stopped, too.
+
+        One that is given the mean of that step only now has not come to its lines yet.
+        """
+        machine = self._worker.machine
+        if self._doubt is None or machine._number() == self._doubt[2]:
+            return
+        (place, gone_on, _), self._doubt = self._doubt, None
+        others, said = self.sharing.others(), self.sharing.at(place)
+        been_there = [one for one in gone_on if one in others and not machine.is_given(one, place[0])]
+        if all("stop" in said.get(one, {}) for one in been_there):
+            self.end_after(place[0] + place[1], self.over)
+        else:
+            self._warn("stop", NOT_EVERYWHERE)
 
     def end_after(self, step: int, reason: str) -> None:
         """All workers know: the loops over steps end when the run has had so many."""
@@ -243,8 +281,9 @@ class Outside:
         """All chunks: my own, those that others tell of, and those that nobody does."""
         found: dict[int, Weighed] = {}
         untold: dict[str, Any] = {}
-        alone = not self.sharing.others() or self._position.passing()
-        told_at = news_at = time.monotonic()
+        alone = not self._others(place) or self._position.passing()
+        clock = self._worker.clock
+        told_at = news_at = clock()
         took_s = 0.0
         pulse, was = self._worker.spending, self._worker.spending.activity
         if not alone:
@@ -256,8 +295,8 @@ class Outside:
                     self._check_same_call(place, "run.evaluate")
                     before = len(found)
                     self._hear(place, found, chunks.count)
-                    news_at = time.monotonic() if len(found) > before else news_at
-                now = time.monotonic()
+                    news_at = clock() if len(found) > before else news_at
+                now = clock()
                 idle = now - news_at > max(IDLE_S, IDLE_CHUNKS * took_s)
                 chunk = self._choose(place, found, chunks.count, idle=idle or alone)
                 if untold and (chunk is None or now - told_at > TELL_S):
@@ -270,14 +309,13 @@ class Outside:
                     continue
                 pulse.enter(was, pulse.step)
                 found[chunk] = chunks.measure(chunk)
-                took_s = max(took_s, time.monotonic() - now)
-                news_at = time.monotonic()
+                took_s = max(took_s, clock() - now)
+                news_at = clock()
                 if not alone:
                     untold[str(chunk)] = found[chunk]
-        if not alone:
-            if untold:
-                self._worker.share(place, untold)
-            # For who is level with us only in another view, and comes to this place then.
+        if untold:
+            self._worker.share(place, untold)
+        if not self._position.passing():  # for who is level with us only in another view, and comes to this place then
             self.sharing.remember(place, {str(chunk): weighed for chunk, weighed in found.items()})
         return [found[chunk] for chunk in range(chunks.count)]
 
@@ -316,7 +354,7 @@ class Outside:
     def arrive(self, what: str) -> tuple[Place, bool]:
         place = self._next(what)
         in_step = self._worker.attendance.in_step
-        return place, self._position.passing() or not in_step or not self.sharing.others()
+        return place, self._position.passing() or not in_step
 
     def share(self, place: Place, items: Mapping[str, Any]) -> None:
         self._worker.share(place, items)
@@ -343,6 +381,11 @@ class Outside:
         self._calls += 1
         return (*base, self._calls - 1)
 
+    def _others(self, place: Place) -> list[str]:
+        """The other members that may come to this place, or have been there: not who came with a later state."""
+        sharing, machine = self.sharing, self._worker.machine
+        return [one for one in sharing.others() if not (machine.has_come(one) and sharing.has_passed(one, place))]
+
     def come_to(self, place: Place, what: str) -> None:
         """Who waits for me here, or elsewhere in vain, must know that I am at this call."""
         self._worker.share(place, {"call": what})
@@ -360,7 +403,7 @@ class Outside:
         """Until all others that are there have said this."""
 
         def missing() -> list[str]:
-            return [one for one in self.sharing.others() if item not in self.sharing.at(place).get(one, {})]
+            return [one for one in self._others(place) if item not in self.sharing.at(place).get(one, {})]
 
         if missing():
             with self._waiting(f"the others to come to {what}"):

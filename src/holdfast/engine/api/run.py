@@ -204,6 +204,7 @@ class Run:
         try:
             while True:
                 number = engine.next_step()
+                self._outside.settle_stop()
                 over = not loops.is_passing and (self._loops.is_left(goal) or self._is_over(number, count, epochs))
                 turn = loops.turn(over=over)
                 if turn is Turn.AHEAD:
@@ -256,7 +257,9 @@ class Run:
 
     def _finish(self, step: int, *, passes: bool) -> None:
         """A loop is over. One that was over before this worker came is not its own to save or to report."""
-        if not passes:
+        if passes:  # who came by a checkpoint has the state that others read, and the lines that follow change it
+            self._worker.between_loops.let_them_read()
+        else:
             self._worker.between_loops.end(step)
         self._ending.at = self._position(step)
         if not passes:

@@ -27,14 +27,13 @@ from holdfast.membership import messages as m
 from holdfast.membership.codec import decode, encode
 from holdfast.modes.capture import GradientCapture
 from holdfast.net.byte_ranges import ByteReader, Offer, blocks, serve_bytes
-from holdfast.net.dialling import dial_service
 from holdfast.net.framing import LENGTH
 from holdfast.net.greeting import Hello
 from holdfast.net.groups import FRAME_BYTES_MAX
 from holdfast.net.streams import Deadline
+from holdfast.net.wires import Wires
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.reduction import Kept
-from holdfast.trust.keys import Keys
 
 MEAN = "mean"  # the purpose of these connections; a Hello's number is the step's
 MEANS_MAX = 3  # of the step in which somebody was left behind, and of those beside it
@@ -115,8 +114,7 @@ class Catching:
     def __init__(
         self,
         me: str,
-        host: str,
-        keys: Keys,
+        wires: Wires,
         *,
         desk: MeanDesk,
         gradients: Gradients,
@@ -126,8 +124,7 @@ class Catching:
     ) -> None:
         self.desk = desk
         self._me = me
-        self._host = host
-        self._keys = keys
+        self._wires = wires
         self._gradients = gradients
         self._capture = capture
         self._events = events
@@ -160,7 +157,7 @@ class Catching:
                 continue
             try:
                 hello = Hello(MEAN, step, self._me)
-                with closing(dial_service(registration, self._host, self._keys, hello)) as sock:
+                with closing(self._wires.ask(registration, hello)) as sock:
                     return receive_mean(sock, step, layout)
             except (PeerError, IntegrityError, OSError):
                 continue  # it is gone, does not have it, or what it sent is not whole: perhaps another

@@ -6,19 +6,17 @@ does that while its loop computes. One thread a peer, each of which ends in time
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 
 from holdfast.core.errors import PeerError
 from holdfast.core.words import Registration
 from holdfast.membership.messages import Knock, Knocked
-from holdfast.net.dialling import dial
 from holdfast.net.greeting import NO_NUMBER, Hello
 from holdfast.net.mailbox import Mailbox
 from holdfast.net.meeting import GROUP
-from holdfast.trust.keys import Keys
+from holdfast.net.wires import Wires
 
 AGAIN_S = 0.25  # after a refusal
 
@@ -26,32 +24,26 @@ AGAIN_S = 0.25  # after a refusal
 class Knocker:
     """Knocks for one worker. Any thread may call `knock`."""
 
-    def __init__(self, me: str, host: str, keys: Keys, mailbox: Mailbox) -> None:
+    def __init__(self, me: str, wires: Wires, mailbox: Mailbox) -> None:
         self._me = me
-        self._host = host
-        self._keys = keys
+        self._wires = wires
+        self._kernel = wires.kernel
         self._mailbox = mailbox
 
     def knock(self, knock: Knock, registrations: Mapping[str, Registration]) -> None:
         """Returns at once. The mailbox gets one Knocked when all peers have answered, or the time is over."""
-        threading.Thread(
-            target=self._knock, args=(knock, dict(registrations)), name="holdfast-knock", daemon=True
-        ).start()
+        self._kernel.start("holdfast-knock", partial(self._knock, knock, dict(registrations)))
 
     def _knock(self, knock: Knock, registrations: Mapping[str, Registration]) -> None:
-        deadline = time.monotonic() + knock.within_s
+        deadline = self._kernel.now() + knock.within_s
         reached: set[str] = set()
         threads = [
-            threading.Thread(
-                target=self._reach, args=(registrations[peer], deadline, reached), name="holdfast-knock", daemon=True
-            )
+            self._kernel.start("holdfast-knock", partial(self._reach, registrations[peer], deadline, reached))
             for peer in knock.peers
             if peer in registrations
         ]
         for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - self._kernel.now()))
         there = frozenset(reached)
         found = tuple(peer for peer in knock.peers if peer in there)
         missed = tuple(peer for peer in knock.peers if peer not in there)
@@ -59,12 +51,12 @@ class Knocker:
 
     def _reach(self, registration: Registration, deadline: float, reached: set[str]) -> None:
         """Until it answers or the time is over: a link that flaps, or a listener that is just busy, is no cut."""
-        while time.monotonic() < deadline:
+        while self._kernel.now() < deadline:
             with suppress(PeerError):
                 hello = Hello(GROUP, NO_NUMBER, self._me)
-                connection = dial(registration, self._host, self._keys, hello)
+                connection = self._wires.dial(registration, hello)
                 connection.close()
                 if connection.peer == registration.id:
                     reached.add(registration.id)
                     return
-            time.sleep(min(AGAIN_S, max(0.0, deadline - time.monotonic())))
+            self._kernel.sleep(min(AGAIN_S, max(0.0, deadline - self._kernel.now())))

@@ -22,7 +22,6 @@ record with it, and ends before it enters.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +47,7 @@ from holdfast.core.rewinds import DIVERGED, PASSED_MAX, RECORDS_MAX, Clue, Rewin
 from holdfast.core.words import KEY_ORIGIN, KEY_REWINDS, decode_whole, encode_json
 from holdfast.engine.ledger_feed import LedgerFeed
 from holdfast.events import EventLog
+from holdfast.net.kernel import SYSTEM, Kernel
 
 REWINDS_MAX = 3  # of one kind
 ASK_AGAIN_S = 0.5
@@ -69,7 +69,7 @@ class Rewinding:
         events: EventLog,
         *,
         alone: bool,
-        clock: Callable[[], float] = time.monotonic,
+        kernel: Kernel = SYSTEM,
     ) -> None:
         self.known = known
         self.passed = known.passed
@@ -77,7 +77,7 @@ class Rewinding:
         self._events = events
         self._alone = alone
         self._told = False
-        self._clock = clock
+        self._kernel = kernel
 
     # ---- asking
 
@@ -116,14 +116,14 @@ class Rewinding:
     def _record(self, record: Rewind) -> Rewinds:
         """Until the ledger has it, or another's in its place."""
         value = self.known.with_(record).encode()
-        began = ask_at = self._clock()
+        began = ask_at = self._kernel.now()
         say_at = began + WAITING_S
         while True:
             entry = self._feed.entry(KEY_REWINDS)
             held = Rewinds.decode(entry.value) if entry is not None else Rewinds()
             if held.number > self.known.number:
                 return held
-            now = self._clock()
+            now = self._kernel.now()
             if now >= say_at:
                 say_at = began + 2 * ASK_FOR_S
                 self._events.write("waiting", step=record.back_to, reason="the ledger must know that the run goes back")
@@ -132,7 +132,7 @@ class Rewinding:
             if now >= ask_at:
                 ask_at = now + ASK_AGAIN_S
                 self._feed.compare_and_set(KEY_REWINDS, value, entry.revision if entry is not None else 0)
-            time.sleep(LOOK_S)
+            self._kernel.sleep(LOOK_S)
 
     # ---- hearing of it
 

@@ -52,7 +52,7 @@ _NO_BITS = ("path", "outage_s", "checkpoint", "non_finite", "spike", "audit", "a
 class NoCheckpoints:
     """What a worker asks and tells, in a run that keeps none."""
 
-    saving = False
+    keeps = saving = False
 
     def is_due(self, step: int, *, first: bool) -> bool:
         return False
@@ -113,6 +113,8 @@ class SavingWorker:
 
 
 class Checkpoints(NoCheckpoints):
+    keeps = True
+
     def __init__(
         self,
         settings: CheckpointSettings,

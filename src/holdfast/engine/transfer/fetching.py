@@ -8,21 +8,19 @@ from contextlib import suppress
 
 from holdfast.core.errors import PeerError
 from holdfast.core.words import Registration, slot_of
-from holdfast.net.dialling import dial_service
 from holdfast.net.greeting import Hello
+from holdfast.net.wires import Wires
 from holdfast.state.snapshot import Holder, Snapshot
 from holdfast.state.transfer import fetch
-from holdfast.trust.keys import Keys
 
 SNAPSHOT = "snapshot"  # the purpose of these connections; a Hello's number is the view's
 SOURCES_MAX = 2  # peers that a joiner fetches from at once
 
 
 class Fetcher:
-    def __init__(self, me: str, host: str, keys: Keys, holder: Holder, *, gradient_bytes: int) -> None:
+    def __init__(self, me: str, wires: Wires, holder: Holder, *, gradient_bytes: int) -> None:
         self._me = me
-        self._host = host
-        self._keys = keys
+        self._wires = wires
         self._holder = holder
         # Optimizers keep a few numbers per parameter, extras a copy or two: more than this is no snapshot of ours.
         self._bytes_max = 16 * gradient_bytes + (1 << 30)
@@ -44,6 +42,7 @@ class Fetcher:
                 expect_step=step,
                 names=list(dialled),
                 place=self._holder.place,
+                kernel=self._wires.kernel,
             )
         finally:
             for sock in dialled.values():
@@ -60,5 +59,5 @@ class Fetcher:
             if registration is None or len(dialled) == SOURCES_MAX:
                 continue
             with suppress(PeerError):
-                dialled[source] = dial_service(registration, self._host, self._keys, Hello(SNAPSHOT, view, self._me))
+                dialled[source] = self._wires.ask(registration, Hello(SNAPSHOT, view, self._me))
         return dialled

@@ -15,9 +15,8 @@ from holdfast.checkpoint.host_memory.gathering import GatheredStorage, Source, w
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.core.words import Registration, host_of
 from holdfast.engine.transfer.memory_desk import MEMORY, RemoteMemory
-from holdfast.net.dialling import dial_service
 from holdfast.net.greeting import NO_NUMBER, Hello
-from holdfast.trust.keys import Keys
+from holdfast.net.wires import Wires
 
 PATIENCE_S = 15.0  # for workers of hosts whose agents live: as long as a script takes to start
 
@@ -30,15 +29,13 @@ class Recaller:
         root: Path,
         *,
         me: str,
-        host: str,
-        keys: Keys,
+        wires: Wires,
         who: Callable[[], tuple[Mapping[str, Registration], frozenset[str]]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._root = root
         self._me = me
-        self._host = host
-        self._keys = keys
+        self._wires = wires
         self._who = who
         self._clock = clock
         self._until: float | None = None
@@ -58,7 +55,7 @@ class Recaller:
         return GatheredStorage([mine, *remote])
 
     def _dialler(self, registration: Registration) -> Callable[[], socket.socket]:
-        return lambda: dial_service(registration, self._host, self._keys, Hello(MEMORY, NO_NUMBER, self._me))
+        return lambda: self._wires.ask(registration, Hello(MEMORY, NO_NUMBER, self._me))
 
     def missing(self, storage: GatheredStorage, *, at_least: int) -> list[str]:
         """Hosts worth waiting for: their agents live, their workers are not here, and without them it is too little.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-
+from holdfast.net.kernel import SYSTEM, Kernel
 from holdfast.state.snapshot import Snapshot
 
 
 class SnapshotDesk:
     """Holds at most one snapshot, of one view, from when the view is level until its step commits."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
+    def __init__(self, kernel: Kernel = SYSTEM) -> None:
+        self._changed = kernel.condition()
         self._offered: tuple[int, Snapshot] | None = None
         self._over = 0  # nothing will be offered for this view, or for one before it, that is not offered now
 

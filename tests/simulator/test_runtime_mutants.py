@@ -1,0 +1,135 @@
+"""The runtime that ships, broken one rule at a time: the simulator that runs it must notice each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.engine import place
+from holdfast.engine.api.outside import Outside
+from holdfast.engine.loops import Loops
+from holdfast.engine.sharing import Sharing
+from holdfast.engine.transfer.snapshot_desk import SnapshotDesk
+from holdfast.membership import messages as m
+from holdfast.membership.loop_ends import LoopCount
+from holdfast.membership.machine import Machine
+from holdfast.net.groups import Group
+from holdfast.state.snapshot import Snapshot
+from tests.harness.runtime import Violation, simulate
+from tests.harness.runtime.scenario import Scenario
+from tests.simulator import test_loops, test_mutants
+
+Patch = pytest.MonkeyPatch
+SEEDS = 120
+SCENARIOS = Path(__file__).parent / "scenarios"
+
+
+def play(name: str) -> None:
+    Scenario.parse((SCENARIOS / f"{name}.txt").read_text()).play()
+
+
+# ---- rules of the runtime, each with a run that shows it
+
+
+def joiners_wait_for_each_other(patch: Patch) -> None:
+    """The deadlock of two joiners in a script's second loop, as it once shipped."""
+    test_loops.joiners_wait_for_each_other(patch)
+
+
+def nobody_says_that_it_has_read_the_state(patch: Patch) -> None:
+    """A wake-up that is lost: at the end of a loop the others wait for a joiner that has long read what it needs."""
+    real = Machine._loaded
+
+    def loaded(self: Machine, event: m.Loaded, now: float) -> list[m.Effect]:
+        said = real(self, event, now)
+        return [one for one in said if not (isinstance(one, m.Broadcast) and isinstance(one.message, m.Fetched))]
+
+    patch.setattr(Machine, "_loaded", loaded)
+
+
+def the_desk_wakes_nobody(patch: Patch) -> None:
+    """A snapshot is offered, and the threads that wait to serve it are not told."""
+
+    def offer(self: SnapshotDesk, view: int, snapshot: Snapshot) -> None:
+        self._offered = (view, snapshot)
+
+    patch.setattr(SnapshotDesk, "offer", offer)
+
+
+def what_was_said_is_not_said_again(patch: Patch) -> None:
+    """Who comes to a line in the next view waits for a word that was said in the last one."""
+    patch.setattr(Sharing, "say_again", lambda self, group: None)
+
+
+def early_words_are_lost(patch: Patch) -> None:
+    """What a member says before all connections are there is said to those that are."""
+    real = Group.add
+
+    def add(self: Group, connection: Any) -> None:
+        self._early, kept = [], self._early
+        real(self, connection)
+        self._early = kept
+
+    patch.setattr(Group, "add", add)
+
+
+def nobody_says_that_the_loop_is_left(patch: Patch) -> None:
+    """A loop's end by `break` is not in the state: a joiner takes it for one that goes on."""
+    patch.setattr(Loops, "leave", lambda self, goal: None)
+    patch.setattr(LoopCount, "leave", lambda self: setattr(self, "passed", self.passed + 1) or False)
+
+
+def nobody_says_that_the_script_stops(patch: Patch) -> None:
+    """A worker that calls run.stop ends by itself, and the others go on."""
+    patch.setattr(Outside, "_all_stop", lambda self, place, reason: self._worker.machine.me.startswith("w0."))
+
+
+def joiners_are_waited_for_at_lines_they_pass(patch: Patch) -> None:
+    """As it once was: seed 1093."""
+    patch.setattr(Machine, "has_come", lambda self, member: False)
+
+
+RUNTIME: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
+    (joiners_wait_for_each_other, lambda: play("two_joiners_in_the_second_loop")),
+    (nobody_says_that_it_has_read_the_state, lambda: play("joiners_where_loops_end")),
+    (the_desk_wakes_nobody, lambda: play("two_joiners_in_the_second_loop")),
+    (what_was_said_is_not_said_again, lambda: simulate(1389)),
+    (early_words_are_lost, lambda: play("quiet")),
+    (nobody_says_that_the_loop_is_left, lambda: play("killed_in_a_loop_that_is_left_early")),
+    (nobody_says_that_the_script_stops, lambda: play("everybody_stops")),
+    (joiners_are_waited_for_at_lines_they_pass, lambda: simulate(1093)),
+    (test_loops.change_what_others_read, lambda: play("joiners_where_loops_end")),
+    (test_loops.keep_what_the_lines_did, lambda: play("two_joiners_in_the_second_loop")),
+    (test_loops.forget_what_is_passed, lambda: play("two_joiners_in_the_second_loop")),
+]
+
+
+@pytest.mark.parametrize(("mutate", "run"), RUNTIME, ids=lambda one: one.__name__)
+def test_a_broken_runtime_is_caught(
+    mutate: Callable[[Patch], None], run: Callable[[], object], monkeypatch: Patch
+) -> None:
+    mutate(monkeypatch)
+    with pytest.raises(Violation):
+        run()
+
+
+# ---- rules of the machine: the others of test_mutants.py are still shown by the simulator of the machine
+
+MACHINES = (
+    test_mutants.SkipsReconciliation,
+    test_mutants.CommitsWithoutTheOthersSlices,
+    test_mutants.DoesNotWaitForJoiners,
+    test_mutants.GoesOnAfterEviction,
+    test_mutants.ForgetsLostConnections,
+)
+
+
+@pytest.mark.parametrize("mutant", MACHINES, ids=lambda mutant: mutant.__name__)
+def test_a_broken_machine_is_caught(mutant: type[Machine], monkeypatch: Patch) -> None:
+    monkeypatch.setattr(place, "Machine", mutant)
+    with pytest.raises(Violation):
+        for seed in range(SEEDS):
+            simulate(seed, save_every=0)
