@@ -264,6 +264,14 @@ def test_a_replica_keeps_its_promises_when_it_starts_again() -> None:
     assert answer == [Send("a", Fenced(1))]
 
 
+def test_a_replica_reports_where_its_log_ends_once_its_promise_is_stored() -> None:
+    story = led(rules=DURABLE)
+    story.happens("c", Heard("b", Seal(1, released=True)))
+    assert not any(isinstance(message, Sealed) for _, _, message in story.letters)
+    story.sync("c")
+    assert ("c", "b", Sealed(1, End(1, 1))) in story.letters
+
+
 def test_a_primary_that_starts_again_does_not_lead_twice_in_an_epoch() -> None:
     log = (Entry(1, 1, Opened("a")),)
     machine = ReplicaMachine("a", DURABLE, now=0.0, start=2, stored=Stored(entries=log))

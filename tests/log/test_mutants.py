@@ -77,14 +77,6 @@ class ReadsBeforeItsEpochIsEstablished(ReplicaMachine):
         return super()._read(event, now)
 
 
-class ForgetsItsPromiseWhenItStarts(ReplicaMachine):
-    """Helps to depose a primary that it has confirmed just before it was restarted."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._heard_at -= 100.0
-
-
 class LeadsTwiceInAnEpoch(ReplicaMachine):
     """Goes on as the primary after a restart."""
 
@@ -128,7 +120,6 @@ MUTANT_MACHINES: dict[type[ReplicaMachine], dict[str, Any]] = {
     ReadsAnywhereAreFresh: {},
     LeadsWithoutALease: {**THREE, "only": ("isolate_primary",)},
     ReadsBeforeItsEpochIsEstablished: {**THREE, "only": ("crash_primary",)},
-    ForgetsItsPromiseWhenItStarts: {**THREE, "durable": True, **BUSY, "only": ("isolate_primary", "crash", "crash")},
     LeadsTwiceInAnEpoch: {"durable": True, **THREE},
     ConfirmsBeforeItIsStored: {"durable": True, **THREE},
     DoesNotStoreItsPromise: {
