@@ -19,7 +19,6 @@ from holdfast.log.messages import (
     Append,
     Appended,
     Effect,
-    Promise,
     ReadAsked,
     Send,
     Serve,
@@ -101,19 +100,6 @@ class ConfirmsBeforeItIsStored(ReplicaMachine):
         return [*effects, self._confirmation()] if took else effects
 
 
-class DoesNotStoreItsPromise(ReplicaMachine):
-    """Reports where its log ends, and knows nothing of it after a restart."""
-
-    def handle(self, event: Any, now: float) -> list[Effect]:
-        effects = super().handle(event, now)
-        return [
-            replace(effect, operation=Promise(0))
-            if isinstance(effect, Store) and isinstance(effect.operation, Promise)
-            else effect
-            for effect in effects
-        ]
-
-
 MUTANT_MACHINES: dict[type[ReplicaMachine], dict[str, Any]] = {
     ListensAfterSealing: {**THREE},
     ListensToOldEpochs: {**THREE},
@@ -122,12 +108,6 @@ MUTANT_MACHINES: dict[type[ReplicaMachine], dict[str, Any]] = {
     ReadsBeforeItsEpochIsEstablished: {**THREE, "only": ("crash_primary",)},
     LeadsTwiceInAnEpoch: {"durable": True, **THREE},
     ConfirmsBeforeItIsStored: {"durable": True, **THREE},
-    DoesNotStoreItsPromise: {
-        **THREE,
-        "durable": True,
-        **BUSY,
-        "only": ("one_way_primary", "one_way", "crash", "cut_ledger"),
-    },
 }
 
 

@@ -288,11 +288,11 @@ class ReplicaMachine:
 
     def _store_failed(self, event: StoreFailed, now: float) -> list[Effect]:
         effects: list[Effect] = [Tell("store no more for now", event.reason)]
-        if self.leading is not None:
-            effects += self._resign(f"it cannot store: {event.reason}", now)
         self.copy.not_stored(now)
         self._verified = min(self._verified, self.copy.end.index)
         self._confirm_when_stored = False
+        if self.leading is not None:
+            effects += self._resign(f"it cannot store: {event.reason}", now)
         return effects
 
     def _resign(self, reason: str, now: float) -> list[Effect]:
