@@ -1,29 +1,22 @@
 """The embedded ledger's log on disk: what makes an acknowledged write survive the death of the agent or the host.
 
-`ledger.log` is an image (the whole state at some revision), then every record committed since. Each is a header
-(length, check of the header, checksum) and a line of JSON. A record is on disk before anyone hears of it. When
-the records outweigh the image, a new log is written under another name, synced and renamed over the old one.
+`ledger.log` is an image (the whole state at some revision), then every record committed since. Each is a frame
+(log/frames.py) around a line of JSON. A record is on disk before anyone hears of it. When the records outweigh the
+image, a new log is written under another name, synced and renamed over the old one.
 
-Reading it back: a record cut short at the very end was never acknowledged and is cut off. The header has a check
-of its own, so that a damaged length cannot pass for a cut. Anything else that is wrong is damage, raises
-IntegrityError and is left as it is for a person to look at.
+Reading it back: a record torn at the very end was never acknowledged and is cut off. Anything else that is wrong is
+damage, raises IntegrityError and is left as it is for a person to look at.
 
 A Journal belongs to one thread. Between processes a lock on the directory keeps a second server out.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
-import struct
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import xxhash
 
 from holdfast.core.errors import ConfigError, IntegrityError, LedgerRefused, ProtocolError, StorageError
 from holdfast.ledger.machine import Delete, Grant, Image, LeaseEnd, LedgerMachine, Put, Record
@@ -37,6 +30,11 @@ from holdfast.ledger.wire import (
     encode_bytes,
     encode_entry,
 )
+from holdfast.log import frames
+from holdfast.log.files import is_full, lock_directory, sync_directory, write_all
+from holdfast.log.frames import SECTOR_BYTES
+
+__all__ = ["LOG_NAME", "NEW_LOG_NAME", "SECTOR_BYTES", "Journal"]
 
 LOG_NAME = "ledger.log"
 NEW_LOG_NAME = "ledger.log.new"
@@ -44,11 +42,8 @@ LOCK_NAME = "lock"
 FORMAT = 1
 GARBAGE_BYTES_MAX = 1024 * 1024
 RECORD_BYTES_MAX = 256 * 1024
-SECTOR_BYTES = 512
 
-_HEADER = struct.Struct("<IIQ")  # length, check of (offset, length), checksum of the line
 _WRITE_BYTES = 1024 * 1024
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Journal:
@@ -120,7 +115,7 @@ class Journal:
     def _write_all(self, data: bytes) -> None:
         """Append and sync, or leave the log as it was."""
         try:
-            _write(self._file, data)
+            write_all(self._file, data)
         except OSError as error:
             self._cut(str(error))
             raise
@@ -150,10 +145,10 @@ class Journal:
             for fields in _image_fields(machine.export()):
                 chunk += _encode(fields, size + len(chunk))
                 if len(chunk) >= _WRITE_BYTES:
-                    _write(file, chunk)
+                    write_all(file, chunk)
                     size += len(chunk)
                     chunk.clear()
-            _write(file, chunk)
+            write_all(file, chunk)
             size += len(chunk)
             os.fsync(file)
             new.rename(self._path)
@@ -166,7 +161,7 @@ class Journal:
         self._file, self._size, self._suspect = file, size, ""
         self._compact_after(size)
         try:
-            _sync_directory(self._directory)
+            sync_directory(self._directory)
         except OSError as error:
             # The name may still mean the old log after a power cut: trust nothing until a rewrite goes through.
             self._suspect = str(error)
@@ -179,7 +174,7 @@ class Journal:
 
     def _read_back(self, now: float) -> LedgerMachine:
         data = self._path.read_bytes()
-        lines = _lines(data, self._path)
+        lines = _lines(data)
         try:
             image, image_end = _read_image(lines)
             machine = LedgerMachine(image, now=now)
@@ -201,34 +196,17 @@ class Journal:
 
 
 def _lock(directory: Path) -> int:
-    lock = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_directory(directory, LOCK_NAME)
     except BlockingIOError as error:
-        os.close(lock)
         raise ConfigError(
             f"another ledger server has {directory} open",
             hint="one agent at a time serves a run; stop the other one first",
         ) from error
-    return lock
-
-
-def _write(file: int, data: bytes | bytearray) -> None:
-    left = memoryview(bytes(data))
-    while left:
-        left = left[os.write(file, left) :]
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _refusal(error: OSError, path: Path) -> LedgerRefused:
-    if error.errno in _FULL:
+    if is_full(error):
         return LedgerRefused(
             f"the ledger's disk is full: {path}: {error.strerror}",
             hint="free some space there; writes are accepted again as soon as there is room",
@@ -245,50 +223,25 @@ def _damage(path: Path, what: str) -> IntegrityError:
     )
 
 
-# -- lines: a header and JSON
+# -- lines: a frame around JSON, which has no zero bytes
 
 
 def _encode(fields: list[Any], offset: int) -> bytes:
     line = json.dumps(fields, separators=(",", ":")).encode()
     assert len(line) <= RECORD_BYTES_MAX, len(line)
-    return _HEADER.pack(len(line), _header_check(offset, len(line)), xxhash.xxh3_64_intdigest(line)) + line
+    return frames.encode(line, offset)
 
 
-def _header_check(offset: int, length: int) -> int:
-    return xxhash.xxh32_intdigest(struct.pack("<QI", offset, length))
-
-
-def _lines(data: bytes, path: Path) -> Iterator[tuple[list[Any], int]]:
+def _lines(data: bytes) -> Iterator[tuple[list[Any], int]]:
     """Each line of the log with the offset of its end, up to a torn tail. Raises IntegrityError for damage."""
-    offset = 0
-    while len(data) - offset >= _HEADER.size:
-        length, check, checksum = _HEADER.unpack_from(data, offset)
-        start, end = offset + _HEADER.size, offset + _HEADER.size + length
-        if length > RECORD_BYTES_MAX or check != _header_check(offset, length):
-            if any(data[offset:]):
-                raise _damage(path, f"the record at byte {offset} has a damaged header")
-            return  # the file grew, and the power went before its data arrived
-        if end > len(data):
-            return
-        line = data[start:end]
-        if xxhash.xxh3_64_intdigest(line) != checksum:
-            if end == len(data) and _lacks_a_sector(data, start, end):
-                return
-            raise _damage(path, f"the record at byte {offset} does not match its checksum")
+    for line, end in frames.decode(data, body_bytes_max=RECORD_BYTES_MAX):
         try:
             fields = json.loads(line)
         except ValueError as error:
-            raise _damage(path, f"the record at byte {offset} is not JSON") from error
+            raise IntegrityError(f"the record that ends at byte {end} is not JSON") from error
         if not isinstance(fields, list) or not fields:
-            raise _damage(path, f"the record at byte {offset} is not a record")
+            raise IntegrityError(f"the record that ends at byte {end} is not a record")
         yield fields, end
-        offset = end
-
-
-def _lacks_a_sector(data: bytes, start: int, end: int) -> bool:
-    """Whether some sector of the last line was never written: our JSON has no zero bytes, so it stands out."""
-    edges = [start, *range(start - start % SECTOR_BYTES + SECTOR_BYTES, end, SECTOR_BYTES), end]
-    return any(not any(data[a:b]) for a, b in pairwise(edges))
 
 
 # -- records
