@@ -93,11 +93,11 @@ class Gathered:
             factors = product(self.mix.T, factors)
         if beside is not None:
             factors = np.append(factors, beside_factor)
-        factors = np.ascontiguousarray(factors)
-        bad = np.zeros(len(factors), dtype=bool)
-        for piece, rows, start in self._native(beside, None):
+        read = [int(place) for place in np.flatnonzero(factors)] or [0]  # what counts for nothing need not be read
+        bad, few = np.zeros(len(factors), dtype=bool), np.ascontiguousarray(factors[read])
+        for piece, rows, start in self._native(beside, None, read):
             out = _place(self.result, piece, start, rows[0])
-            bad |= kernels(rows[0].dtype).combine(rows, factors, out.native)
+            bad[read] |= kernels(rows[0].dtype).combine(rows, few, out.native)
             out.write()
         self._complain(bad)
         return self.result
@@ -119,7 +119,7 @@ class Gathered:
             )
 
     def _native(
-        self, beside: Result | None, real: torch.dtype | None
+        self, beside: Result | None, real: torch.dtype | None, read: Sequence[int] | None = None
     ) -> Iterator[tuple[Piece, list[torch.Tensor], int]]:
         """Pieces as kernels take them, with where they begin in the piece; converted block by block where they must
         be.
@@ -128,6 +128,8 @@ class Gathered:
             rows = [piece.rows[number] for number in self.live]
             if beside is not None:
                 rows.append(beside.span(piece))
+            if read is not None:
+                rows = [rows[place] for place in read]
             wanted = real or (torch.float64 if _needs_wide(rows[0]) else torch.float32)
             width = len(rows[0])
             if all(row.dtype == wanted and row.is_contiguous() and row.device.type == "cpu" for row in rows):
