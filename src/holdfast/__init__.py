@@ -10,6 +10,7 @@ TYPE_CHECKING = False  # typing's own takes longer to import than the rest of th
 if TYPE_CHECKING:
     from typing import Any
 
+    from holdfast import byzantine as byzantine
     from holdfast import checkpoint as checkpoint
     from holdfast.checkpoint.settings import Checkpoints
     from holdfast.core.errors import ConfigError, Evicted, HoldfastError, Stopped
@@ -51,8 +52,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name == "checkpoint":  # a small library of its own
-        return import_module("holdfast.checkpoint")
+    if name in ("byzantine", "checkpoint"):  # small libraries of their own
+        return import_module(f"holdfast.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

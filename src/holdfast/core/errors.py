@@ -18,7 +18,8 @@ HoldfastError
 │       └── StatesDiffer  members offer different states of one step
 ├── NumericsError         arithmetic that would not give the same bits here
 ├── DivergedError         the training itself: a gradient or a metric is not finite any more, or a loss is a spike
-└── CorruptionError       hardware that gives wrong bits, and nobody can say whose
+├── CorruptionError       hardware that gives wrong bits, and nobody can say whose
+└── TooFewUpdates         participants: so many updates of a round are of no use that no rule can combine the rest
 
 WorkerEnded               nobody's error: this worker's part in the run is over. Who asks for more is told again
 ├── Evicted               the others went on without it
@@ -122,6 +123,10 @@ class DivergedError(HoldfastError):
 
 class CorruptionError(HoldfastError):
     """Workers disagree on what has one answer, and no majority says who is wrong. All of them stop."""
+
+
+class TooFewUpdates(HoldfastError):
+    """Participants sent so much that is not finite that the rule's condition does not hold for the rest."""
 
 
 class WorkerEnded(Exception):

@@ -1,0 +1,1 @@
+"""Rules that combine updates of which f may be anything: each with its condition, its bound and its paper."""

@@ -1,0 +1,173 @@
+"""What is put before a rule: nearest-neighbour mixing, bucketing, clipping. Each takes the rule that comes after it.
+
+All four replace the updates by combinations of them, which are never stored: the next pass makes them tile by tile.
+What f means for the rule that follows is said with each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from holdfast.byzantine.arithmetic import squared_distances, total
+from holdfast.byzantine.gathering import Gathered
+from holdfast.byzantine.kernels.port import Matrix
+from holdfast.byzantine.rules.columns import TrimmedMean
+from holdfast.byzantine.rules.port import Outcome, Rule
+from holdfast.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class NearestNeighbourMixing(Rule):
+    """NNM: every update is replaced by the mean of the n - f that are nearest to it, itself included, weighted if
+    there are weights. Then the other rule, with the same n and f.
+
+    Needs n > 2f and what the other rule needs. κ = 8f / (n - f) · (κ of the other rule + 1), which is of the best
+    order. Scores: the part of the others' neighbourhoods that an update is not in. Trusted: in half of them at least,
+    and trusted by the other rule. Allouah et al. 2023, "Fixing by Mixing: A Recipe for Optimal Byzantine ML under
+    Heterogeneity", AISTATS.
+    """
+
+    then: Rule = field(default_factory=TrimmedMean)
+    word: ClassVar[str] = "nnm"
+
+    def least(self, f: int) -> int:
+        return max(2 * f + 1, self.then.least(f))
+
+    def coefficient(self, n: int, f: int) -> float | None:
+        after = self.then.coefficient(n, f)
+        return None if after is None else 8.0 * f / (n - f) * (after + 1.0)
+
+    def run(self, gathered: Gathered) -> Outcome:
+        n, weights = gathered.n, gathered.weights
+        distances = squared_distances(gathered.gram())
+        np.fill_diagonal(distances, -1.0)  # nobody is nearer than oneself
+        near = np.zeros((n, n))
+        for number, order in enumerate(np.argsort(distances, axis=1, kind="stable")):
+            near[number, order[: n - gathered.f]] = 1.0
+        factors = near if weights is None else near * weights[None, :]
+        outcome = self.then.run(gathered.mixed(factors / total(factors)[:, None], None))
+        missing = 1.0 - (total(near.T) - 1.0) / max(n - 1, 1)
+        trusted = [bool(one <= 0.5) and bool(other) for one, other in zip(missing, outcome.trusted, strict=True)]
+        return Outcome(outcome.result, trusted, list(missing))
+
+    def __str__(self) -> str:
+        return f"{self.word}+{self.then}"
+
+
+@dataclass(frozen=True)
+class Bucketing(Rule):
+    """The updates are dealt at random into buckets of `size`, and each bucket's mean, weighted if there are weights,
+    is one update for the other rule: n / size of them, rounded up, of which f may be hostile.
+
+    Needs what the other rule needs, for that many. The other rule's κ holds with the bucket means in the place of
+    updates; the variance among these is on average a part 1 / size of that among honest updates. `seed` decides who
+    is dealt where: all servers must have the same, and hostile participants must not know it before they send. Scores
+    and trust are the bucket's. Karimireddy et al. 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via
+    Bucketing", ICLR.
+    """
+
+    size: int = 2
+    seed: int = 0
+    then: Rule = field(default_factory=TrimmedMean)
+    word: ClassVar[str] = "bucketing"
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"size={self.size!r} holds no update", hint="buckets of one update at least")
+
+    def least(self, f: int) -> int:
+        return (self.then.least(f) - 1) * self.size + 1
+
+    def run(self, gathered: Gathered) -> Outcome:
+        n = gathered.n
+        order = sorted(range(n), key=self._lot)
+        bucket = {number: place // self.size for place, number in enumerate(order)}
+        factors = np.zeros((-(-n // self.size), n))
+        for number, weight in enumerate(np.ones(n) if gathered.weights is None else gathered.weights):
+            factors[bucket[number], number] = weight
+        sums = total(factors)
+        outcome = self.then.run(gathered.mixed(factors / sums[:, None], None if gathered.weights is None else sums))
+        trusted = [outcome.trusted[bucket[number]] for number in range(n)]
+        return Outcome(outcome.result, trusted, [outcome.scores[bucket[number]] for number in range(n)])
+
+    def _lot(self, number: int) -> bytes:
+        return hashlib.blake2b(f"{self.seed} {number}".encode()).digest()
+
+    def __str__(self) -> str:
+        return f"{self.word}:{self.size}+{self.then}"
+
+
+@dataclass(frozen=True)
+class Clipping(Rule):
+    """Updates that are longer than `norm` are scaled down to it. Then the other rule.
+
+    Needs what the other rule needs. No update moves a mean by more than 2 · norm / n; κ is not kept, since honest
+    updates are scaled as well (Allouah et al. 2025). Scores: lengths in units of `norm`; trust is the other rule's.
+    Sun et al. 2019, "Can You Really Backdoor Federated Learning?".
+    """
+
+    norm: float = 1.0
+    then: Rule = field(default_factory=TrimmedMean)
+    word: ClassVar[str] = "clip"
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.norm < math.inf:
+            raise ConfigError(f"norm={self.norm!r} is not above zero and finite", hint="arc chooses a norm by itself")
+
+    def least(self, f: int) -> int:
+        return self.then.least(f)
+
+    def run(self, gathered: Gathered) -> Outcome:
+        lengths = _lengths(gathered)
+        outcome = self.then.run(_clipped(gathered, lengths, self.norm))
+        return Outcome(outcome.result, outcome.trusted, list(lengths / self.norm))
+
+    def __str__(self) -> str:
+        return f"{self.word}:{self.norm:g}+{self.then}"
+
+
+@dataclass(frozen=True)
+class AdaptiveClipping(Rule):
+    """ARC: the 2f (n - f) / n longest updates, rounded down, are scaled to the length of the next longest. Then the
+    other rule.
+
+    Needs n > 2f and what the other rule needs. κ = κ of the other rule + 2f / (n - 2f). Scores: lengths in units of
+    the one that the others are scaled to; trust is the other rule's. Allouah et al. 2025, "Adaptive Gradient Clipping
+    for Robust Federated Learning", ICLR.
+    """
+
+    then: Rule = field(default_factory=TrimmedMean)
+    word: ClassVar[str] = "arc"
+
+    def least(self, f: int) -> int:
+        return max(2 * f + 1, self.then.least(f))
+
+    def coefficient(self, n: int, f: int) -> float | None:
+        after = self.then.coefficient(n, f)
+        return None if after is None else after + 2.0 * f / (n - 2 * f)
+
+    def run(self, gathered: Gathered) -> Outcome:
+        n, f = gathered.n, gathered.f
+        lengths = _lengths(gathered)
+        norm = float(np.sort(lengths)[n - 2 * f * (n - f) // n - 1])
+        outcome = self.then.run(_clipped(gathered, lengths, norm))
+        scores = lengths / norm if norm > 0.0 else np.where(lengths > 0.0, np.inf, 0.0)
+        return Outcome(outcome.result, outcome.trusted, list(scores))
+
+    def __str__(self) -> str:
+        return f"{self.word}+{self.then}"
+
+
+def _lengths(gathered: Gathered) -> Matrix:
+    found: Matrix = np.sqrt(squared_distances(gathered.gram(origin=True))[-1, :-1])
+    return found
+
+
+def _clipped(gathered: Gathered, lengths: Matrix, norm: float) -> Gathered:
+    factors = np.where(lengths > norm, norm / np.where(lengths > 0.0, lengths, 1.0), 1.0)
+    return gathered.mixed(np.diag(factors), gathered.weights)

@@ -1,0 +1,124 @@
+"""What a rule is: one signature for all of them, and what it gives back.
+
+**f** is a number of updates, never a fraction: the rule's bound holds as long as no more than f of the n are hostile.
+
+**Bounds.** A rule is (f, κ)-robust if for any n updates and *any* n - f of them, S, the distance of its value to the
+mean of S is bounded: |value - mean(S)|² <= κ · the mean over S of |x - mean(S)|². `coefficient(n, f)` is such a κ,
+for equal weights, or None where none is proven. No rule has less than f / (n - 2f) (Allouah et al. 2023, "Fixing by
+Mixing", AISTATS).
+
+**Not finite.** An update with a NaN, an infinity or a number beyond float32's range is an attack that shows itself.
+It is taken out before any rule looks at it, and it was one of the f: of b such updates, n - b are combined with f -
+b, or with 0 if b is larger. If n - b are then too few for the rule, TooFewUpdates says so.
+
+**Ties** go to the update that comes first.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from holdfast.byzantine.gathering import Gathered, NotFinite
+from holdfast.byzantine.updates import Result, UpdatesLike, Value, as_updates
+from holdfast.byzantine.weighting import bounded
+from holdfast.core.errors import ConfigError, TooFewUpdates
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """`value` has the form of one update. For each update: whether it was trusted, and a score, larger for the more
+    suspect.
+
+    What scores mean is each rule's own; that of an update that is not finite, or that claimed an absurd weight, is
+    infinite.
+    """
+
+    value: Value
+    trusted: tuple[bool, ...]
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The same for the updates that took part."""
+
+    result: Result
+    trusted: Sequence[bool]
+    scores: Sequence[float]
+
+
+class Rule(ABC):
+    """Combines updates. A rule has settings and no memory: the same updates give the same bits, in any process."""
+
+    word: ClassVar[str]  # its name on a command line
+
+    @abstractmethod
+    def least(self, f: int) -> int:
+        """The smallest n for which the rule's bound holds with so many hostile updates."""
+
+    @abstractmethod
+    def run(self, gathered: Gathered) -> Outcome:
+        """Combines what is gathered. For rules that are put before others; everybody else calls `aggregate`."""
+
+    def coefficient(self, n: int, f: int) -> float | None:
+        """The κ that is proven for n updates of which f are hostile."""
+        return None
+
+    def aggregate(
+        self, updates: UpdatesLike, f: int, weights: Sequence[float] | None = None, *, out: Value | None = None
+    ) -> Aggregate:
+        """The value that these updates come to, whatever f of them are. `out`: memory for it, like one update.
+
+        Weights count at most WEIGHT_RATIO_MAX times the median one: see weighting.py.
+        """
+        source = as_updates(updates)
+        n = source.count
+        self._check(n, f)
+        claimed = None if weights is None else bounded(weights, n)
+        hostile = set() if claimed is None else set(claimed.hostile)
+        empty = set() if claimed is None else set(claimed.empty)
+        result = source.result(out)
+        while True:
+            live = tuple(number for number in range(n) if number not in hostile and number not in empty)
+            left = max(f - len(hostile), 0)
+            if not live or len(live) < self.least(left):
+                raise TooFewUpdates(
+                    f"{len(hostile)} of {n} updates are not finite or claim an absurd weight, {len(empty)} none: "
+                    f"{self} needs {self.least(left)} for f={left}, and {len(live)} are left",
+                    hint="leave the round out and look at who sent them",
+                )
+            values = None if claimed is None else np.array([claimed.values[number] for number in live])
+            try:
+                outcome = self.run(Gathered(source, live, left, result, values))
+                break
+            except NotFinite as found:
+                hostile |= {live[place] for place in found.places}
+        trusted = dict(zip(live, outcome.trusted, strict=True))
+        scores = dict(zip(live, outcome.scores, strict=True))
+        return Aggregate(
+            outcome.result.value,
+            tuple(bool(trusted.get(number, False)) for number in range(n)),
+            tuple(float(scores.get(number, float("inf"))) for number in range(n)),
+        )
+
+    def _check(self, n: int, f: int) -> None:
+        if isinstance(f, bool) or not isinstance(f, int) or f < 0:
+            raise ConfigError(f"f={f!r} is not a number of updates", hint="f counts hostile updates: 0, 1, 2, …")
+        if n < self.least(f):
+            raise ConfigError(
+                f"{self} with f={f} needs at least {self.least(f)} updates, and there are {n}",
+                hint="ask for a smaller f, wait for more updates, or choose another rule",
+            )
+
+    def __str__(self) -> str:
+        return self.word
+
+
+def halfway(f: int, n: int) -> float:
+    """Half way between how often anybody is outside of the n - 2f in the middle, if all are alike, and always."""
+    return (1.0 + 2.0 * f / n) / 2.0

@@ -1,0 +1,255 @@
+"""Rules against plain references, in any order of updates, with weights, and the bounds that their docstrings state."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.byzantine import (
+    AdaptiveClipping,
+    Bucketing,
+    Bulyan,
+    CenteredClipping,
+    GeometricMedian,
+    Krum,
+    MeaMed,
+    Mean,
+    Median,
+    MinimumDiameter,
+    MultiKrum,
+    NearestNeighbourMixing,
+    Rule,
+    TrimmedMean,
+    parse,
+)
+from holdfast.byzantine.rules.covering import smallest_diameter
+from holdfast.byzantine.rules.words import LAST
+from holdfast.byzantine.weighting import WEIGHT_RATIO_MAX
+from tests.byzantine import references
+
+WORDS = sorted(references.RULES)
+
+
+def draw_updates(seed: int, n: int, f: int, d: int, kind: str) -> torch.Tensor:
+    """n - f updates around a point, f of a kind somewhere among them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=generator) + torch.randn(d, generator=generator)
+    hostile = torch.randperm(n, generator=generator)[:f]
+    if kind == "far":
+        x[hostile] = 1e4 * torch.randn(f, d, generator=generator)
+    elif kind == "together":
+        x[hostile] = 20.0 * torch.randn(d, generator=generator)
+    elif kind == "near":
+        x[hostile] = x.mean(dim=0) - 1.2 * x.std(dim=0, correction=0)
+    elif kind == "huge":
+        x[hostile] = 1e20 * torch.randn(f, d, generator=generator).sign()
+    return x
+
+
+def value(rule: Rule, x: torch.Tensor, f: int, weights: list[float] | None = None) -> torch.Tensor:
+    found = rule.aggregate(x, f, weights).value
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def close(found: torch.Tensor, expected: references.Array) -> bool:
+    scale = max(1.0, float(np.max(np.abs(expected))))
+    return bool(np.max(np.abs(found.double().numpy() - expected)) <= 1e-5 * scale)
+
+
+@pytest.mark.parametrize("word", WORDS)
+@settings(max_examples=12)
+@given(
+    seed=st.integers(0, 10**6),
+    f=st.integers(0, 2),
+    more=st.integers(0, 3),
+    d=st.integers(1, 40),
+    kind=st.sampled_from(["alike", "far", "together", "near"]),
+)
+def test_a_rule_gives_what_its_definition_says(word: str, seed: int, f: int, more: int, d: int, kind: str) -> None:
+    rule = parse(word)
+    n = rule.least(f) + more
+    x = draw_updates(seed, n, f, d, kind)
+    if word == "caf" and d == 1:
+        d = 2
+        x = draw_updates(seed, n, f, d, kind)
+    assert close(value(rule, x, f), references.RULES[word](x.double().numpy(), f))
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10**6), f=st.integers(0, 3), kind=st.sampled_from(["alike", "far", "together", "near"]))
+def test_no_point_nearby_has_a_smaller_sum_of_distances(seed: int, f: int, kind: str) -> None:
+    x = draw_updates(seed, 2 * f + 4, f, 12, kind)
+    plain = x.double().numpy()
+    found = value(GeometricMedian(), x, f).double().numpy()
+    best = references.sum_of_distances(plain, references.geometric_median(plain, f))
+    assert references.sum_of_distances(plain, found) <= best * (1.0 + 1e-6)
+
+
+@pytest.mark.parametrize("word", [*WORDS, "geometric-median", "nnm+geometric-median"])
+def test_the_order_of_updates_does_not_matter(word: str) -> None:
+    rule = parse(word)
+    x = draw_updates(3, 13, 2, 300, "together")
+    order = torch.randperm(13, generator=torch.Generator().manual_seed(5))
+    one, other = rule.aggregate(x, 2), rule.aggregate(x[order], 2)
+    assert torch.allclose(one.value, other.value, rtol=0, atol=1e-6)
+    if word not in ("bulyan", "nnm+krum"):  # two that are each other's nearest, or mixed alike, have the same score
+        assert [one.trusted[i] for i in order] == list(other.trusted)
+
+
+ROBUST = [
+    Median(),
+    TrimmedMean(),
+    MeaMed(),
+    GeometricMedian(),
+    Krum(),
+    Krum(left_out=1),
+    MultiKrum(),
+    MultiKrum(keep=2),
+    Bulyan(),
+    MinimumDiameter(),
+    NearestNeighbourMixing(then=TrimmedMean()),
+    NearestNeighbourMixing(then=Krum(left_out=1)),
+    NearestNeighbourMixing(then=Median()),
+    AdaptiveClipping(then=TrimmedMean()),
+    AdaptiveClipping(then=NearestNeighbourMixing(then=Median())),
+]
+
+
+@pytest.mark.parametrize("rule", ROBUST, ids=repr)
+@settings(max_examples=12)
+@given(
+    seed=st.integers(0, 10**6),
+    f=st.integers(1, 2),
+    more=st.integers(0, 2),
+    kind=st.sampled_from(["alike", "far", "together", "near", "huge"]),
+)
+def test_the_stated_bound_holds_for_every_subset(rule: Rule, seed: int, f: int, more: int, kind: str) -> None:
+    n = rule.least(f) + more
+    x = draw_updates(seed, n, f, 6, kind)
+    found, plain, kappa = value(rule, x, f).double().numpy(), x.double().numpy(), rule.coefficient(n, f)
+    assert kappa is not None and kappa >= f / (n - 2 * f)
+    for subset in itertools.combinations(range(n), n - f):
+        honest = plain[list(subset)]
+        variance = np.mean(np.sum((honest - honest.mean(axis=0)) ** 2, axis=1))
+        assert np.sum((found - honest.mean(axis=0)) ** 2) <= kappa * variance * (1.0 + 1e-5) + 1e-9
+
+
+def test_the_mean_is_beyond_any_bound_and_says_so() -> None:
+    assert Mean().coefficient(10, 1) is None and Mean().coefficient(10, 0) == 0.0
+    x = draw_updates(1, 10, 2, 50, "huge")
+    assert value(Mean(), x, 2).abs().max() > 1e15
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10**6), f=st.integers(1, 3), rounds=st.integers(1, 4))
+def test_nobody_moves_centered_clipping_by_more_than_its_radius(seed: int, f: int, rounds: int) -> None:
+    rule = CenteredClipping(radius=0.7, rounds=rounds, start="zero")
+    n = 2 * f + 3
+    x = draw_updates(seed, n, 0, 20, "alike")
+    attacked = x.clone()
+    attacked[:f] = 1e6 * torch.randn(f, 20, generator=torch.Generator().manual_seed(seed))
+    moved = (value(rule, x, f).double() - value(rule, attacked, f).double()).norm()
+    assert moved <= 2 * f / n * 0.7 * rounds * (1 + 1e-5)
+
+
+def test_centered_clipping_starts_where_it_is_told() -> None:
+    x = draw_updates(7, 9, 2, 30, "far")
+    last = torch.randn(30)
+    found = value(CenteredClipping(radius=2.0, rounds=2, start=last), x, 2)
+    assert close(found, references.centered_clipping(x.double().numpy(), 2, 2.0, 2, last.double().numpy()))
+
+
+def test_a_far_away_attacker_takes_no_precision_from_the_others() -> None:
+    """With plain inner products in float64, 1e20 squared would leave nothing of honest distances."""
+    x = draw_updates(11, 11, 0, 500, "alike")
+    clean = {word: value(parse(word), x[2:], 0) for word in ("krum", "multi-krum", "mda", "nnm+trimmed-mean")}
+    x[0], x[1] = 1e20, -1e20
+    for word, expected in clean.items():
+        found = value(parse(word), x, 2)
+        reference = references.RULES[word](x.double().numpy(), 2)
+        assert close(found, reference), word
+        if word != "krum":
+            assert torch.allclose(found, expected, atol=1e-5), word
+    assert (value(GeometricMedian(), x, 2).double() - x[2:].double().mean(dim=0)).norm() < 8.0
+
+
+def test_buckets_are_means_and_count_as_updates() -> None:
+    x = draw_updates(2, 10, 0, 40, "alike")
+    rule = Bucketing(size=3, seed=4, then=Median())
+    order = sorted(range(10), key=rule._lot)
+    means = torch.stack([x[order[start : start + 3]].double().mean(dim=0) for start in range(0, 10, 3)])
+    assert close(value(rule, x, 1), np.median(means.float().double().numpy(), axis=0))
+    assert rule.least(1) == 7 and Bucketing(size=2, then=Bulyan()).least(1) == 13
+    assert not torch.equal(value(rule, x, 1), value(Bucketing(size=3, seed=5, then=Median()), x, 1))
+
+
+@settings(max_examples=60)
+@given(
+    points=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=3, max_size=9),
+    f=st.integers(0, 4),
+)
+def test_the_smallest_diameter_is_found_and_the_first_of_several(points: list[tuple[int, int]], f: int) -> None:
+    f = min(f, len(points) - 1)
+    distances = [[float((a - c) ** 2 + (b - d) ** 2) for c, d in points] for a, b in points]
+    subsets = itertools.combinations(range(len(points)), len(points) - f)
+    expected = min(subsets, key=lambda subset: max(distances[i][j] for i in subset for j in subset))
+    assert tuple(smallest_diameter(distances, f)) == expected
+
+
+def test_the_smallest_diameter_of_many_takes_no_time() -> None:
+    x = np.random.default_rng(0).normal(size=(50, 3))
+    chosen = smallest_diameter(references.squared(x).tolist(), 20)
+    assert len(chosen) == 30
+
+
+WEIGHTED = ["mean", "median", "trimmed-mean", "meamed", "multi-krum", "mda", "nnm+trimmed-mean", "bucketing:2+median"]
+
+
+@pytest.mark.parametrize("word", WEIGHTED)
+def test_equal_weights_change_nothing(word: str) -> None:
+    x = draw_updates(5, 12, 2, 200, "far")
+    assert torch.allclose(value(parse(word), x, 2, [7.0] * 12), value(parse(word), x, 2), rtol=0, atol=1e-6)
+
+
+def test_a_weight_of_two_is_like_being_there_twice() -> None:
+    x = draw_updates(6, 7, 0, 100, "alike")
+    weights = [1.0, 2.0, 1.0, 1.0, 2.0, 1.0, 1.0]
+    twice = torch.cat([x, x[[1, 4]]])
+    assert torch.allclose(value(Mean(), x, 0, weights), twice.mean(dim=0), atol=1e-6)
+    assert torch.allclose(value(Median(), x, 0, weights), torch.quantile(twice, 0.5, dim=0), atol=1e-6)
+    assert torch.allclose(value(TrimmedMean(), x, 0, weights), twice.mean(dim=0), atol=1e-6)
+
+
+def test_weights_decide_what_is_left_after_trimming() -> None:
+    x = torch.tensor([[1.0], [2.0], [3.0], [10.0], [-5.0]])
+    assert value(TrimmedMean(), x, 1, [1.0, 3.0, 1.0, 1.0, 1.0]).item() == pytest.approx((1 + 6 + 3) / 5)
+    assert value(MeaMed(), x, 2, [1.0, 1.0, 4.0, 1.0, 1.0]).item() == pytest.approx((1 + 2 + 12) / 6)
+
+
+def test_an_absurd_weight_counts_a_few_times_and_no_more() -> None:
+    x = torch.zeros(9, 4)
+    x[0] = 1.0
+    claimed = [1e30, *[10.0] * 8]
+    assert value(Mean(), x, 0, claimed)[0].item() == pytest.approx(WEIGHT_RATIO_MAX / (WEIGHT_RATIO_MAX + 8))
+    for absurd in (float("nan"), float("inf"), -1.0):
+        outcome = TrimmedMean().aggregate(x, 1, [absurd, *[10.0] * 8])
+        assert outcome.value.abs().max() == 0 and not outcome.trusted[0] and outcome.scores[0] == float("inf")
+    none = Mean().aggregate(x, 0, [0.0, *[10.0] * 8])
+    assert none.value.abs().max() == 0 and not none.trusted[0]
+
+
+@pytest.mark.parametrize("word", [word for word in LAST if word not in ("mean", "krum")])
+def test_who_shouts_is_not_trusted_and_scored_highest(word: str) -> None:
+    x = draw_updates(9, 15, 0, 2000, "alike")
+    x[[3, 8]] = 50.0 * torch.randn(2, 2000, generator=torch.Generator().manual_seed(1))
+    outcome = parse(word).aggregate(x, 2)
+    assert not outcome.trusted[3] and not outcome.trusted[8]
+    others = [score for number, score in enumerate(outcome.scores) if number not in (3, 8)]
+    assert min(outcome.scores[3], outcome.scores[8]) >= max(others)
+    assert sum(outcome.trusted) >= 11
