@@ -80,5 +80,5 @@ def test_who_has_just_come_has_no_part_in_what_is_saved_before_the_next_step() -
     newcomer.handle(m.Loaded(20), 1.5)
     machine = member("w0.1")
     assert machine.keepers() == newcomer.keepers() == ("w0.1", "w1.1")
-    machine._plan = replace(machine._plan, step=19)  # type: ignore[type-var]
+    machine.plan = replace(machine.plan, step=19)  # type: ignore[type-var]
     assert machine.keepers() == MEMBERS

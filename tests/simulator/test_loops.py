@@ -49,7 +49,7 @@ def joiners_wait_for_each_other(patch: Patch) -> None:
     """As it once was: at the end of every loop, also of one that it passes, a worker waits for all who have come."""
 
     def readers(self: Machine) -> tuple[str, ...]:
-        plan = self._plan
+        plan = self.plan
         if self.phase is not Phase.COMPUTING or plan is None or plan.step != self.next:
             return ()
         gone = self._ready.get(plan.step, {}).keys() | self._lost.keys()

@@ -63,9 +63,9 @@ class DoesNotWaitForJoiners(Machine):
 
     def _reduce_if_ready(self, now: float) -> list[m.Effect]:
         late: set[str] = set()
-        if self._plan is not None and self._plan.step == self.next:
+        if self.plan is not None and self.plan.step == self.next:
             ready = self._ready.setdefault(self.next, {})
-            late = {member for member in self._plan.fetches if member not in ready}
+            late = {member for member in self.plan.fetches if member not in ready}
             ready.update({member: m.Ready(self.next, ()) for member in late})
         effects = super()._reduce_if_ready(now)
         return [

@@ -363,7 +363,7 @@ class Machine(Returning):
 
     def _sources_differ(self, event: SourcesDiffer, now: float) -> list[Effect]:
         """See doubting.py."""
-        plan = self._plan
+        plan = self.plan
         if self.phase is not Phase.LOADING or plan is None or event.step != plan.step:
             return []
         if not self.audits.rules.every:  # nobody compares states in this run: one member's is as good as another's

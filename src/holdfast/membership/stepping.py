@@ -11,11 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from holdfast.core.words import View
+from holdfast.membership.agreeing import agreed
 from holdfast.membership.auditing import Auditing, Finding, Rules
 from holdfast.membership.balance import fill_in
 from holdfast.membership.doubting import Doubt, bringers
 from holdfast.membership.messages import (
-    MARKS,
     Accuse,
     Applied,
     Broadcast,
@@ -96,7 +96,7 @@ class Stepping(ABC):
 
     def _forget_view(self) -> None:
         """What was heard in one view means nothing in the next."""
-        self._plan: Plan | None = None
+        self.plan: Plan | None = None  # of this view, once its members have reported
         self._reports: dict[str, Report] = {}
         self._ready: dict[int, dict[str, Ready]] = {}
         self._done: dict[int, set[str]] = {}
@@ -181,7 +181,7 @@ class Stepping(ABC):
         if self.view is None or self.phase not in (Phase.GATHERING, Phase.COMPARING, Phase.REDUCING):
             return False
         step = self.step_here
-        ready = member in self._ready.get(step, {}) or member not in bringers(self._plan, self.view, step)
+        ready = member in self._ready.get(step, {}) or member not in bringers(self.plan, self.view, step)
         needs_done = self.two_rounds and self.phase is Phase.REDUCING
         return ready and (not needs_done or member in self._done.get(step, set()))
 
@@ -219,7 +219,7 @@ class Stepping(ABC):
         self._came_together()
         plan = reconcile(self.view, self._reports, self.shards)
         plan = self.step_rules.settle(plan, self._reports, self.shards)
-        plan = self._plan = self.doubt.planned(plan, self.view, self._reports)
+        plan = self.plan = self.doubt.planned(plan, self.view, self._reports)
         self.audits.doubted = plan.step if plan.compares else -1
         self.room = self.step_rules.room(self.shards, self.view, self._reports)
         paces = fill_in({member: self._reports[member].pace for member in self.view.members})
@@ -265,7 +265,7 @@ class Stepping(ABC):
 
     def readers(self) -> tuple[str, ...]:
         """The members of this view that may still be reading the state that I started this step with."""
-        plan, view = self._plan, self.view
+        plan, view = self.plan, self.view
         if self.phase is not Phase.COMPUTING or plan is None or view is None or plan.step != self.next or plan.compares:
             return ()
         through = self._fetched | self._ready.get(plan.step, {}).keys() | self._lost.keys()
@@ -277,13 +277,13 @@ class Stepping(ABC):
         """Those that have the state of the step I am at from before, and save it if that is due. All know the same."""
         if self.view is None:
             return ()
-        came = self._plan.fetches if self._plan is not None and self._plan.step == self.next else {}
+        came = self.plan.fetches if self.plan is not None and self.plan.step == self.next else {}
         return tuple(member for member in self.view.members if member not in came)
 
     @property
     def step_here(self) -> int:
         """The step that this view is at, whether I have its state or not."""
-        return self.next if self.next is not None else self._plan.step if self._plan is not None else 0
+        return self.next if self.next is not None else self.plan.step if self.plan is not None else 0
 
     def is_here(self, member: str) -> bool:
         """Whether that one is still with me in my view, as far as I know."""
@@ -292,20 +292,12 @@ class Stepping(ABC):
         known = not self.ledger.ids or member in self.ledger.ids
         return member in self.view.members and member not in self._lost and known
 
-    def has_come(self, member: str) -> bool:
-        """Whether that one was given its state in this view: what is in that, it has not been through itself."""
-        return self._plan is not None and member in self._plan.fetches
-
-    def is_given(self, member: str, step: int) -> bool:
-        """Whether that one lacked the mean of this step when the view began, and was given it."""
-        return self._plan is not None and self._plan.step == step + 1 and member in self._plan.gives
-
     def has_gone_on(self, member: str, step: int) -> bool:
         """Whether that one's shards of this step, or of a later one, are done."""
         return any(member in ready for number, ready in self._ready.items() if number >= step)
 
     def _loaded(self, event: Loaded, now: float) -> list[Effect]:
-        if self.phase is not Phase.LOADING or self._plan is None or event.step != self._plan.step:
+        if self.phase is not Phase.LOADING or self.plan is None or event.step != self.plan.step:
             return []
         effects = self._is_level_again(event.step, now)
         return [*effects, Broadcast(Fetched(event.step)), *self._start(event.step, ())]
@@ -318,7 +310,7 @@ class Stepping(ABC):
     @property
     def is_origin(self) -> bool:
         """Nobody in this view had the training's state: it began at step 0, with the first member's initial one."""
-        return self._plan is not None and all(report.next is None for report in self._reports.values())
+        return self.plan is not None and all(report.next is None for report in self._reports.values())
 
     # ---- a step
 
@@ -330,7 +322,7 @@ class Stepping(ABC):
         missing = tuple(shard for shard in shards if shard not in self.held)
         self._go(Phase.COMPUTING)
         self.reason = ""
-        plan = self._plan
+        plan = self.plan
         assignment = plan.assignment if plan is not None and plan.step == step else self.shares
         return [Compute(step, missing, self.audits.extra(step, assignment))]
 
@@ -355,7 +347,7 @@ class Stepping(ABC):
             return []
         assert self.view is not None
         step = self.step_here
-        members = bringers(self._plan, self.view, step)
+        members = bringers(self.plan, self.view, step)
         ready = self._ready.get(step, {})
         if any(member not in ready for member in members):
             return []
@@ -368,19 +360,15 @@ class Stepping(ABC):
         self.doubt.settled()
         if len(members) < len(self.view.members):
             return self._break("those who have the state agree: others can fetch it", now) + self._consider(now)
-        self._change_due = any(message.change or message.leaving for message in ready.values())
-        self._leaving = frozenset(member for member in self.view.members if ready[member].leaving)
-        busy = any(message.saving for message in ready.values())
-        self._save_due = not busy and any(message.save for message in ready.values())
-        self._save_mark = sum(message.mark for message in ready.values()) % MARKS
-        self._stop = next((ready[member].stop for member in self.view.members if ready[member].stop), "")
-        self.paces = {member: ready[member].pace for member in self.view.members}
+        together = agreed(self.view.members, ready)
+        self._change_due, self._leaving, self._stop = together.change, together.leaving, together.stop
+        self._save_due, self._save_mark, self.paces = together.save, together.mark, together.paces
         better = self.step_rules.rebalanced(self.shares, self.room, self.paces)
         if better is not None:
             self.shares = better
             self.moved += 1
         self._go(Phase.REDUCING)
-        return [Reduce(step, brought, next((ready[one].over for one in self.view.members if ready[one].over), ""))]
+        return [Reduce(step, brought, together.over)]
 
     def _follow(self, finding: Finding, now: float) -> list[Effect]:
         """All members come to the same finding, and nothing of this step is committed.
@@ -471,7 +459,7 @@ class Stepping(ABC):
     def _go_on(self) -> list[Effect]:
         """The next step, in the same view."""
         assert self.next is not None
-        plan = self._plan
+        plan = self.plan
         if plan is not None and plan.step == self.next:  # I was sent the step before; now I am level
             return self._start(self.next, plan.assignment[self.me])
         return self._start(self.next, self.shares[self.me])

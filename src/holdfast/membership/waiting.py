@@ -59,7 +59,7 @@ def _find(machine: Machine) -> tuple[WaitKind, str, tuple[str, ...]]:
 def _missing(machine: Machine) -> tuple[str, ...]:
     """The members of the view whose word is missing, in what this one is in; none: nobody's."""
     members = machine.view.members if machine.view else ()
-    step, plan = machine.next or 0, machine._plan
+    step, plan = machine.next or 0, machine.plan
     if machine.phase is Phase.COMPUTING:
         return machine.readers()
     if machine.phase is Phase.RECEIVING:
@@ -69,7 +69,7 @@ def _missing(machine: Machine) -> tuple[str, ...]:
         return missing or tuple(member for member in members[:1] if member != machine.me)  # it looks for a checkpoint
     if machine.phase in (Phase.GATHERING, Phase.COMPARING):
         heard = machine._ready.get(machine.step_here, {})
-        needed = bringers(machine._plan, machine.view, machine.step_here) if machine.view else ()
+        needed = bringers(machine.plan, machine.view, machine.step_here) if machine.view else ()
         return tuple(member for member in needed if member not in heard)
     return tuple(member for member in members if member not in machine._done.get(step, ()))
 

@@ -226,9 +226,9 @@ class Outside:
         machine = self._worker.machine
         if self._doubt is None or machine._number() == self._doubt[2]:
             return
-        (place, gone_on, _), self._doubt = self._doubt, None
+        (place, gone_on, _), self._doubt, plan = self._doubt, None, machine.plan
         others, said = self.sharing.others(), self.sharing.at(place)
-        been_there = [one for one in gone_on if one in others and not machine.is_given(one, place[0])]
+        been_there = [one for one in gone_on if one in others and not (plan and plan.gives_mean(one, place[0]))]
         if all("stop" in said.get(one, {}) for one in been_there):
             self.end_after(place[0] + place[1], self.over)
         else:
@@ -383,8 +383,8 @@ class Outside:
 
     def _others(self, place: Place) -> list[str]:
         """The other members that may come to this place, or have been there: not who came with a later state."""
-        sharing, machine = self.sharing, self._worker.machine
-        return [one for one in sharing.others() if not (machine.has_come(one) and sharing.has_passed(one, place))]
+        sharing, plan = self.sharing, self._worker.machine.plan
+        return [o for o in sharing.others() if not (plan and plan.gives_state(o) and sharing.has_passed(o, place))]
 
     def come_to(self, place: Place, what: str) -> None:
         """Who waits for me here, or elsewhere in vain, must know that I am at this call."""
