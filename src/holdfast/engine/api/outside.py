@@ -107,7 +107,7 @@ class Outside:
 
         Said also where nobody else is there: who is lost may be level again in the next view, and come here then.
         """
-        if not self._worker.attendance.in_step:
+        if not self._worker.attendance.in_step or self._worker.machine.view is None:
             return self._own(metrics)
         self.come_to(place, "run.record")
         own: dict[str, float] | None = None
