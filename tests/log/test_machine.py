@@ -96,6 +96,19 @@ def test_a_retry_is_acknowledged_again_and_applied_once() -> None:
     assert story.acknowledged() == ["x", "x"] and story.state["a"] == ["x"]
 
 
+def test_a_retry_waits_until_a_majority_of_the_new_replicas_has_the_update() -> None:
+    story = led()
+    story.push("a", 1, "x")
+    story.deliver(lost=("b",))  # a and c have it
+    story.happens("a", RemoveReplica("c"))
+    story.show_ledger("a")
+    story.push("a", 1, "x")
+    assert story.refusals() == ["epoch 2 is not established yet"]
+    story.deliver()
+    story.push("a", 1, "x")
+    assert story.acknowledged() == ["x", "x"]
+
+
 def test_a_worker_with_too_many_updates_under_way_is_refused() -> None:
     story = led(rules=Rules(sequence_window=2))
     story.push("a", 3, "z")

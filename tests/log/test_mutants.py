@@ -32,6 +32,7 @@ from tests.harness.log_simulator import Violation, simulate
 SEEDS = 3000
 Patch = pytest.MonkeyPatch
 THREE = {"replicas": 3, "servers": 4}
+STORMY = {"faults": 12, "pushes": 20, "only": ("isolate_primary", "stop_primary", "crash_primary")}
 BUSY = {"faults": 12, "pushes": 20, "reads": 60, "clients": 3, "slices": 1}
 
 
@@ -102,7 +103,7 @@ class ConfirmsBeforeItIsStored(ReplicaMachine):
 
 MUTANT_MACHINES: dict[type[ReplicaMachine], dict[str, Any]] = {
     ListensAfterSealing: {**THREE},
-    ListensToOldEpochs: {**THREE},
+    ListensToOldEpochs: {**THREE, **STORMY},
     ReadsAnywhereAreFresh: {},
     LeadsWithoutALease: {**THREE, "only": ("isolate_primary",)},
     ReadsBeforeItsEpochIsEstablished: {**THREE, "only": ("crash_primary",)},
@@ -231,7 +232,7 @@ PATCHES: dict[Callable[[Patch], None], dict[str, Any]] = {
     forget_workers_without_a_trace: {"only": ("worker",), "doubling": 0.5, "faults": 6},
     truncate_too_early: {"durable": True},
     let_the_shorter_log_win: {**THREE},
-    let_the_longer_log_win: {**THREE},
+    let_the_longer_log_win: {**THREE, **STORMY},
     lease_without_a_margin: {
         "replicas": 3,
         "servers": 3,

@@ -25,12 +25,14 @@ BUSY = {
 # Schedules that fail if a bug that was once found comes back. 12: a log that could not begin anew was written to. 13: a
 # primary that started again counts as ended. 340: a promise that is stored counts entries as stored which are not.
 # 380: the table ahead of the log forgets what is not committed, and a retry is acknowledged. 1212, 533: a server ends
-# between the snapshot that it fetched and the log that begins after it.
+# between the snapshot that it fetched and the log that begins after it. 7917: a retry is acknowledged while a
+# majority of the new configuration does not have the update yet.
 REGRESSIONS: tuple[tuple[int, dict[str, Any]], ...] = (
     (12, {}),
     (13, {}),
     (340, {}),
     (380, {}),
+    (7917, {}),
     (1212, {**BUSY, "only": ("isolate_primary", "crash", "crash")}),
     (533, {**BUSY, "only": ("one_way_primary", "one_way", "crash", "cut_ledger")}),
 )

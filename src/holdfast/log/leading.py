@@ -108,6 +108,9 @@ class Leading:
         if self.is_frozen:
             return [Refuse(client, update, "the primary is being handed over", "")]
         applied = self._copy.table.judge(update)
+        if applied.index is not None and not self.is_established:
+            # It was committed in another epoch: whether a majority of these very replicas has it is not known yet.
+            return [Refuse(client, update, f"epoch {self.configuration.epoch} is not established yet", self._me)]
         if applied.index is not None:
             return [Acknowledge(client, update, applied.index)]
         verdict = self._ahead.judge(update)
