@@ -181,6 +181,16 @@ def test_a_log_begins_anew_after_a_snapshot(tmp_path: Path) -> None:
     assert reopen(tmp_path) == ({101: b"after the snapshot"}, b"promised 3")
 
 
+@pytest.mark.parametrize("content", [b"\x01", b"\x09" + bytes(12), b"\x01" + bytes(8) + b"\xff\x00\x00\x00"])
+def test_a_frame_that_is_whole_and_holds_no_records_is_damage(tmp_path: Path, content: bytes) -> None:
+    write_a_log(tmp_path)
+    path = files(tmp_path)[0]
+    whole = path.read_bytes()
+    path.write_bytes(whole + frames.encode(frames.mask(content, len(whole)), len(whole)))
+    with pytest.raises(IntegrityError, match=str(path)):
+        reopen(tmp_path)
+
+
 @pytest.mark.parametrize("harm", ["missing", "cut", "swapped", "empty"])
 def test_damage_in_the_middle_is_noticed(tmp_path: Path, harm: str) -> None:
     write_many_segments(tmp_path)

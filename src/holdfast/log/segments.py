@@ -297,8 +297,12 @@ class Segments:
 def _records(content: bytes) -> Iterator[tuple[int, int, bytes]]:
     position = 0
     while position < len(content):
+        if len(content) - position < _RECORD.size:
+            raise IntegrityError("a frame ends in the middle of a record")
         kind, index, length = _RECORD.unpack_from(content, position)
         position += _RECORD.size
+        if kind not in (_ENTRY, _NOTE, _RESTART) or length > len(content) - position:
+            raise IntegrityError("a frame holds what is no record")
         yield kind, index, content[position : position + length]
         position += length
 
