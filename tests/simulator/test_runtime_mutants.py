@@ -20,7 +20,7 @@ from holdfast.net.groups import Group
 from holdfast.state.snapshot import Snapshot
 from tests.harness.runtime import Violation, simulate
 from tests.harness.runtime.scenario import Scenario
-from tests.simulator import test_loops, test_mutants
+from tests.simulator import test_late, test_loops, test_mutants
 
 Patch = pytest.MonkeyPatch
 SEEDS = 120
@@ -125,6 +125,12 @@ MACHINES = (
     test_mutants.GoesOnAfterEviction,
     test_mutants.ForgetsLostConnections,
 )
+RULES = (
+    test_mutants.forget_a_shard,
+    test_mutants.double_a_shard,
+    test_mutants.ignore_leases,
+    test_mutants.join_without_state,
+)
 
 
 @pytest.mark.parametrize("mutant", MACHINES, ids=lambda mutant: mutant.__name__)
@@ -133,3 +139,25 @@ def test_a_broken_machine_is_caught(mutant: type[Machine], monkeypatch: Patch) -
     with pytest.raises(Violation):
         for seed in range(SEEDS):
             simulate(seed, save_every=0)
+
+
+@pytest.mark.parametrize("mutate", RULES, ids=lambda mutate: mutate.__name__)
+def test_a_broken_rule_is_caught(mutate: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mutate(monkeypatch)
+    with pytest.raises(Violation):
+        for seed in range(SEEDS):
+            simulate(seed, save_every=0)
+
+
+def test_a_machine_that_saves_too_early_is_caught(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(place, "Machine", test_mutants.SavesBeforeItApplies)
+    with pytest.raises(Violation):
+        for seed in range(SEEDS):
+            simulate(seed)
+
+
+def test_a_late_worker_that_keeps_its_state_is_caught(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(place, "Machine", test_late.ComesBackWithoutFetching)
+    with pytest.raises(Violation):
+        for seed in range(SEEDS):
+            simulate(seed, late_s=0.5, fault="stop", faults=4)

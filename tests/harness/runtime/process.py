@@ -108,6 +108,7 @@ class Process:
         self.slot = slot
         self.alive = True
         self.ended = ""  # how: finished, evicted, left, killed
+        self.is_leaving = False  # it was asked to
         self.stopped_until = 0.0
         self.hangs_until = 0.0
         self.cut_from_ledger = 0
@@ -210,6 +211,7 @@ class Process:
 
     def leave(self) -> None:
         """SIGTERM."""
+        self.is_leaving = True
         self.mailbox.put(LeaveRequested())
 
     # ---- its script
@@ -231,10 +233,6 @@ class Process:
 
     def found(self, what: str, value: float) -> None:
         self.world.books.found(self, what, value)
-
-    @property
-    def is_leaving(self) -> bool:
-        return self.run is not None and self.run._worker.machine.leave_asked
 
     @property
     def is_spare(self) -> bool:
