@@ -34,7 +34,7 @@ def train(every: int, at_step: Act) -> str:
     case = CASES["mlp"]
     training = case.start()
     data = dataset()
-    run = holdfast.join(training.model, training.optimizer, data, batch=BATCH, shards=SHARDS, seed=reference.SEED)
+    run = holdfast.join(training.model, training.optimizer, data, batch_size=BATCH, shards=SHARDS, seed=reference.SEED)
     for step in run.steps(STEPS):
         at_step(training, run.workers, step.number, -1)
         for number, batch in enumerate(step):

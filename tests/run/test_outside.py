@@ -501,6 +501,25 @@ def test_all_values_in_the_order_of_workers() -> None:
     assert others == [first] * 2
 
 
+@pytest.mark.processes
+def test_the_last_values_reach_one_that_comes_late_and_reads_slowly() -> None:
+    """The others have what it said long before it has read what they said, and leave: their words come first."""
+
+    def script(run: holdfast.Run, model: nn.Module) -> Any:
+        found: list[Any] = []
+
+        def after(step: holdfast.Step) -> None:
+            if run.id == "w0.1":
+                time.sleep(1.0)  # the others' values do not fit into what a socket holds
+            found.extend(one["id"] for one in run.gather({"id": run.id, "big": torch.zeros(2_000_000)}))
+
+        train(run, model, after, 1)
+        return found
+
+    outcomes = ran(script, 3)
+    assert [sorted(found) for found in outcomes] == [["w0.1", "w1.1", "w2.1"]] * 3
+
+
 @pytest.mark.parametrize("leaders", ["gather", "evaluate"])
 def test_workers_at_different_calls_say_so_instead_of_waiting(leaders: str) -> None:
     """A script that asks its leader for something else would wait for itself for ever."""

@@ -16,6 +16,7 @@ from holdfast.engine.transfer.snapshot_desk import SnapshotDesk
 from holdfast.membership import messages as m
 from holdfast.membership.loop_ends import LoopCount
 from holdfast.membership.machine import Machine
+from holdfast.membership.view_rules import Plan
 from holdfast.net.groups import Group
 from holdfast.state.snapshot import Snapshot
 from tests.harness.runtime import Violation, simulate
@@ -89,7 +90,7 @@ def nobody_says_that_the_script_stops(patch: Patch) -> None:
 
 def joiners_are_waited_for_at_lines_they_pass(patch: Patch) -> None:
     """As it once was: seed 1093."""
-    patch.setattr(Machine, "has_come", lambda self, member: False)
+    patch.setattr(Plan, "gives_state", lambda self, member: False)
 
 
 RUNTIME: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [

@@ -10,7 +10,7 @@ the others only then, comes to that place when they have left it. Belongs to the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from holdfast.membership.codec import encode
@@ -21,14 +21,17 @@ from holdfast.net.groups import Gone, Group
 FRAME_ITEMS_MAX = 4096
 ITEMS_MAX = 1 << 20  # of one member at one place
 PLACES_MAX = 64  # of one member
+LEAVING_S = 1.0  # for what one has said that is no longer in the ledger; its host may be gone, and never close anything
 LAST = 1 << 30  # the number of a call that is not counted: whether it is made is what is asked
 
 
 class Sharing:
     """See the module."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, clock: Callable[[], float]) -> None:
         self._machine = machine
+        self._clock = clock
+        self._left_at: dict[str, float] = {}  # when I first saw that one is no longer in the ledger
         self._said: dict[Place, dict[str, Any]] = {}
         self._heard: dict[str, dict[Place, dict[str, Any]]] = {}
 
@@ -74,7 +77,15 @@ class Sharing:
         """The other members of the view that are still there, in their order."""
         view, machine = self._machine.view, self._machine
         members = view.members if view is not None else ()
-        return [one for one in members if one != machine.me and machine.is_here(one)]
+        return [one for one in members if one != machine.me and self._may_be_heard(one)]
+
+    def _may_be_heard(self, member: str) -> bool:
+        """One that has finished leaves the ledger, whose news may come before the last that it said."""
+        if self._machine.is_here(member):
+            self._left_at.pop(member, None)
+            return True
+        now = self._clock()
+        return self._machine.is_connected(member) and now - self._left_at.setdefault(member, now) < LEAVING_S
 
     def has_passed(self, peer: str, place: Place, *, calls: int | None = None) -> bool:
         """That one has come further than this place, and so will not come to it.

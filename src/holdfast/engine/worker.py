@@ -39,6 +39,7 @@ from holdfast.net.meeting import Connected, Meeting, Unreachable
 from holdfast.reduce.reduction import Kept
 
 TICK_S = 0.2
+FLUSH_S = 5.0  # for the last that was said: a slow member may still have to read it
 
 
 class Worker:
@@ -63,7 +64,7 @@ class Worker:
         self.rewinding = rewinding
         self.audits = audits
         self.attendance = attendance
-        self.sharing = Sharing(machine)
+        self.sharing = Sharing(machine, lines.wires.kernel.now)
         self.recorded: Callable[[int], Mapping[str, float]] = lambda step: {}  # outside the shards, at so many steps
         self.mailbox = self._mailbox = lines.mailbox
         self.spending = lines.spending
@@ -181,6 +182,8 @@ class Worker:
     def close(self) -> None:
         self.attendance.close()
         self._checkpoints.close()
+        if self._group is not None:
+            self._group.flush(FLUSH_S)
         self._drop()
         self._feed.deregister()
 

@@ -287,10 +287,13 @@ class Stepping(ABC):
 
     def is_here(self, member: str) -> bool:
         """Whether that one is still with me in my view, as far as I know."""
+        return self.is_connected(member) and (not self.ledger.ids or member in self.ledger.ids)
+
+    def is_connected(self, member: str) -> bool:
+        """Whether its connection has not ended: what it said before it left may still be on its way."""
         if self.view is None or self.phase in (Phase.BROKEN, Phase.BEHIND, Phase.WAITING, Phase.ENDED):
             return False
-        known = not self.ledger.ids or member in self.ledger.ids
-        return member in self.view.members and member not in self._lost and known
+        return member in self.view.members and member not in self._lost
 
     def has_gone_on(self, member: str, step: int) -> bool:
         """Whether that one's shards of this step, or of a later one, are done."""

@@ -245,6 +245,14 @@ class Group:
         """
         _Exchange(self, sends, receives).run(interrupted)
 
+    def flush(self, at_most_s: float) -> None:
+        """Let those who still listen have what was said to them, before the connections are closed."""
+        until = self.kernel.now() + at_most_s
+        while any(one.outbox and not one.lost for one in self.connections.values()):
+            if (left_s := until - self.kernel.now()) <= 0:
+                return
+            self.poll(left_s)
+
     def close(self) -> None:
         """Close all connections, so that every peer notices at once. References are dropped first and last."""
         connections, self.connections, self._by_fd = self.connections, {}, {}
