@@ -17,7 +17,8 @@ CHUNKS = 12
 # with a joiner, which was never in that step, and refuses to record without it. 1389: one that has recorded by itself,
 # as all others were lost to it, says nothing of it to those who come to the same line in the next view. 1552: one that
 # was left behind records before it is in a view again.
-REGRESSIONS = (1093, 1389, 1552)
+# 4478: a joiner is given a step by one member in the lines after a loop and by one before them, and was turned away.
+REGRESSIONS = (1093, 1389, 1552, 4478)
 
 TWO_LOOPS = Script((Loop(3, lines_s=0.3, evaluates=True), Loop(9, left_after=6, records=True), Loop(12)))
 

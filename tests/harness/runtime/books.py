@@ -41,7 +41,6 @@ class Books:
         self.views: dict[int, View] = {}
         self.finishers = 0
         self.steps_applied = 0  # by all workers together
-        self.turned_away = 0  # joiners that two members gave the same step, at different lines of the script
         self.violation: Violation | None = None
         self.when_applied: dict[int, list[Callable[[], object]]] = {}  # what a scenario does at a step
         self._disturbed_at = 0.0
@@ -148,17 +147,4 @@ class Books:
             self.started_over()
         torn = kind == "evicted" and any(words in fields["reason"] for words in TORN)
         if torn and fields["view"] == max(self.views):  # who was overtaken reads what the others have changed since
-            if "same state" in fields["reason"] and self._at_different_lines(fields["view"]):
-                self.turned_away += 1
-                return
             self.violated(f"{process.id} was given a state that changed meanwhile: {fields['reason']}")
-
-    def _at_different_lines(self, view: int) -> bool:
-        """One member has gone on to the lines after a loop before it saw the view, and the others have not.
-
-        The joiner notices, is turned away, and comes again: seed 4478.
-        """
-        living = {process.id: process for process in self._world.living() if process.run is not None}
-        members = [living[one] for one in self.views[view].members if one in living]
-        passed = {one.run._loops.count.done for one in members if one.run is not None and one.run.step}
-        return len(passed) > 1
