@@ -30,7 +30,7 @@ from tests.trainings.staged_training import WRITING, Announced
 from tests.trainings.staged_training import __file__ as STAGED
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(250)]
-STEPS = 400  # more than pass while all spells of trouble do: whoever waits to try again may do so for ten seconds
+STEPS = 400  # many: a worker tries again after about as long as storage was away, and steps go on meanwhile
 WORKERS = 2
 GOES_ON_STEPS = 5  # while storage is away
 TRAINING = ["--steps", str(STEPS), "--pause", "0.03"]  # until there is nothing more to wait for
