@@ -23,7 +23,7 @@ from holdfast.engine.steps import StepEngine
 from holdfast.modes import buffers
 from holdfast.modes.buffers import Buffers
 from holdfast.modes.capture import GradientCapture
-from holdfast.modes.watching import ParameterWatch
+from holdfast.modes.watching import BackwardWatch, ParameterWatch
 from holdfast.state import extras as extras_of_state
 from holdfast.state.flags import ModuleFlags
 from holdfast.state.optimizer import AddedGroups
@@ -339,6 +339,52 @@ def closures(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     return script
 
 
+def backward_after_the_shards(patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """With the batch that this worker had last; members that compare such gradients would refuse it."""
+    patch.setattr(BackwardWatch, "late_gradients", lambda watch: 0)
+
+    def script() -> None:
+        training = sgd(mlp())
+        run = holdfast.join(training.model, training.optimizer, dataset(), batch_size=8, shards=4)
+        for step in run.steps(100):
+            for x, y in step:
+                plain(training.model, x, y).backward()
+            plain(training.model, x, y).backward()
+            training.optimizer.step()
+
+    return script
+
+
+class Caching(nn.Module):
+    """Keeps ones for the longest input that it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(6, 4)
+        self.register_buffer("ones", torch.ones(6), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.ones) < x.shape[1]:
+            self.ones = torch.ones(x.shape[1])
+        return self.out((x * self.ones[: x.shape[1]])[:, :6])  # type: ignore[no-any-return]
+
+
+def grown_between_two_loops() -> None:
+    training = sgd(Caching())
+    run = holdfast.join(training.model, training.optimizer, dataset(), batch_size=8, shards=4)
+    for steps in (1, 100):
+        for step in run.steps(steps):
+            for x, y in step:
+                plain(training.model, x, y).backward()
+            training.optimizer.step()
+        training.model(torch.ones(1, 12))  # an evaluation, of which a process that joins later knows nothing
+
+
+def caches_that_travel(patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    patch.setattr(Buffers, "base", lambda buffers: dict(buffers._model.named_buffers()))
+    return grown_between_two_loops
+
+
 def groups_that_stay(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     patch.setattr(AddedGroups, "add", lambda *arguments, **options: None)
     return run_case(WILD["a group that is added midway"])
@@ -373,6 +419,11 @@ def sums_that_overflow(patch: pytest.MonkeyPatch) -> Callable[[], None]:
         (strides_of_hooks, "the gradient of 0.weight has the form that the shard gave it"),
         (kept_casts, "the gradient of 0.weight"),
         (closures, "the parameter 0.bias (and 7 more) after step 2"),
+        (backward_after_the_shards, "after step 2 differs in a process that joined the run"),
+        (
+            caches_that_travel,
+            "put back where it was captured: the buffer ones has shape (12,) in the run and (6,) here",
+        ),
         (sums_that_overflow, "the buffer at of step 0 is not the mean of what the shards have made of it"),
     ],
 )
@@ -390,6 +441,10 @@ def test_a_joiner_that_cannot_take_the_state_says_so(monkeypatch: pytest.MonkeyP
         Refused, match=r"^joiner: the optimizer does not take .* a different number of parameter groups"
     ):
         checked(groups_that_stay(monkeypatch))
+
+
+def test_a_cache_that_grows_between_two_loops_is_exact() -> None:
+    assert checked(grown_between_two_loops).found is None
 
 
 def test_what_join_refuses_is_refused_with_its_sentence() -> None:

@@ -16,7 +16,20 @@ from holdfast.membership.suspecting import (
     advice,
     differing,
 )
-from holdfast.script_check.notes import AGAIN, BATCH, FETCH, JOIN, MEAN, ORDER, RESTORE, SHARD, Found, Noted, Words
+from holdfast.script_check.notes import (
+    AGAIN,
+    BATCH,
+    FETCH,
+    JOIN,
+    MEAN,
+    ORDER,
+    RESTORE,
+    SHARD,
+    STATE,
+    Found,
+    Noted,
+    Words,
+)
 
 AROUND_MAX = 3
 LINES_MAX = 5
@@ -128,6 +141,9 @@ def _of_the_first(first: Noted, found: Found, script: Script) -> CheckVerdict:
         sentence, hint = f"{where} is not the mean of what the shards have made of it", OURS
     elif found.check == ORDER:
         sentence, hint = f"{where} is another when the shards are computed in another order", LEAKS
+    elif found.check == RESTORE and found.what == STATE:
+        sentence = f"the state after {found.step} steps cannot be put back where it was captured: {found.clue}"
+        hint = NOT_TRAVELLED
     elif found.check == RESTORE and found.shard < 0:
         sentence = f"{found.what}{_and_more(found)} is another after the state was captured and restored ({found.clue})"
         hint = NOT_TRAVELLED

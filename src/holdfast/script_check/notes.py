@@ -14,7 +14,7 @@ from holdfast.membership.suspecting import Entry
 PLACE = "HOLDFAST_CHECK"  # the directory, the role, how many steps, and before which of them the second process joins
 FIRST, JOINER = "first", "joiner"
 FETCH, ORDER, RESTORE, JOIN, AGAIN = "fetch", "order", "restore", "join", "again"
-BATCH = "the batch"
+BATCH, STATE = "the batch", "the state"
 SHARD, MEAN = "shard", "mean"  # what a shard must not do, and what is made of all of them
 
 Words = dict[str, str]  # name of a thing -> its value, or a digest of it

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 import xxhash
 
+from holdfast.core.errors import ConfigError
 from holdfast.data.fetching import Place
 from holdfast.data.loader import ShardLoader
 from holdfast.engine.api.run import Run
@@ -31,6 +32,7 @@ from holdfast.script_check.notes import (
     ORDER,
     RESTORE,
     SHARD,
+    STATE,
     Found,
     Notes,
     Task,
@@ -170,7 +172,10 @@ class Recomputing:
         before = self._entries(step)
         taken = self._holder.capture(step)
         copy = Snapshot(step, taken.tree, tuple(tensor.clone() for tensor in taken.tensors))
-        self._holder.restore(copy)
+        try:
+            self._holder.restore(copy)
+        except ConfigError as error:
+            self._end_with(Found(RESTORE, STATE, step, clue=str(error).splitlines()[0]))
         after = {entry[0]: entry[3] for entry in self._entries(step)}
         differs = [entry for entry in before if after.get(entry[0]) != entry[3]]
         if differs:
