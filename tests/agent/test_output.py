@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pty
@@ -134,6 +135,19 @@ def test_the_record_of_a_run_and_its_lines() -> None:
         "run r is not exact, and ends with exit code 65: the workers ended with different weights: "
         "d1 on w0.1, w2.1; d2 on w1.2"
     )
+
+
+def test_a_script_that_fails_after_its_training_has_survived_nothing() -> None:
+    record = RunRecord()
+    record.feed({"t": 2.0, "who": "w0.1", "kind": "view", "view": 1, "members": ["w0.1"], "reason": "begin", "step": 0})
+    record.feed({"t": 4.0, "who": "w0.1", "kind": "progress", "view": 1, "step": 1, "steps": 1, "metrics": {}})
+    exited = {"t": 5.0, "who": "agent", "kind": "worker_exited", "worker": "w0.1", "pid": 5, "reason": "failed"}
+    raised = copy.deepcopy(record)
+    raised.feed(exited)  # an exception before the end of the script
+    assert closing_lines(raised, "r") == ["run r has made its 1 step, and its script failed after the last"]
+    record.feed({"t": 5.0, "who": "w0.1", "kind": "finished", "step": 1, "digest": "d1"})
+    record.feed(exited)  # sys.exit(3) at the end of it
+    assert closing_lines(record, "r")[0] == "run r is finished: 1 step in 3.0 s, 1 view, 0 failures survived"
 
 
 def test_what_everyone_tells_is_said_once() -> None:

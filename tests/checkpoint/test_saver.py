@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -173,6 +174,20 @@ def test_a_lost_workers_share_is_written_by_another(crew: Callable[[int], list[W
         worker.saver.nudge()
     until(lambda: (tmp_path / manifest_name(10)).exists())
     whole(tmp_path, 10)
+
+
+def test_a_place_that_takes_nothing_is_not_called_the_wrong_place(crew: Callable[[int], list[Worker]]) -> None:
+    """A part that has not come is missing for the reason that storage gives, and no other is guessed."""
+    worker, _ = crew(2)  # the other one cannot write either
+    worker.begin(10)
+    until(lambda: worker.saver.doing is Doing.LOOKING)
+    worker.storage.down = "the disk is full"
+    worker.saver._clock = lambda: time.monotonic() + 3600
+    worker.saver.nudge()
+    until(lambda: bool(worker.troubles))
+    until(lambda: worker.begin(20))  # takes the place of the first, which is given up
+    until(lambda: worker.saver._save is not None and worker.saver._save.step == 20)
+    assert worker.warnings == [] and worker.troubles == ["the disk is full"]
 
 
 @pytest.fixture

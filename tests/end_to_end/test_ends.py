@@ -50,7 +50,7 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
     [
         ("break", 0, AT + 1, f"run r is finished: {AT + 1} steps"),
         ("exit", EXIT_CUT_SHORT, AT + 1, f"run r is not finished: the script ended at step {AT + 1} of {STEPS}"),
-        ("raise after", 1, STEPS, "failed after the last step"),
+        ("raise after", 1, STEPS, f"run r has made its {STEPS} steps, and its script failed after the last"),
     ],
 )
 def test_a_script_ends(how: str, code: int, step: int, sentence: str, tmp_path: Path) -> None:

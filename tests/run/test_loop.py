@@ -288,6 +288,10 @@ def misused(run: holdfast.Run, training: Training, how: str) -> None:
             F.cross_entropy(model(x), y).backward()
             if how == "step inside":
                 optimizer.step()
+            if how == "closed":
+                run.close()
+            if how == "vector":
+                step.record(loss=x.new_ones(3))
             if how == "break" and number == 1:
                 break
         if how == "twice":
@@ -311,6 +315,8 @@ def misused(run: holdfast.Run, training: Training, how: str) -> None:
         ("step inside", "optimizer.step() was called inside the loop over a step's shards", "one level out"),
         ("record before", "step.record was called outside the loop over the step's shards", "step.metrics"),
         ("record after", "step.record was called outside the loop over the step's shards", "step.metrics"),
+        ("closed", "the run was closed in the middle of step 0, and the step goes on", "after the loops"),
+        ("vector", "step.record(loss=…) was given a Tensor of shape (3,), and takes one number", "loss.mean()"),
         ("new parameter", "the optimizer trains 2 of 6 parameters that are not in the model", "nn.ModuleList"),
     ],
 )

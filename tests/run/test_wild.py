@@ -338,7 +338,8 @@ def test_a_set_that_appears_in_an_extra_is_one_sentence_when_a_worker_joins(tmp_
     ("text", "found"),
     [
         ("x = 1\nfor t in set(names): pass", (2, "a set")),
-        ("x = {1, 2}", (1, "a set")),
+        ("x = {'a', 2}", (1, "a set")),
+        ("x = {1, 2.5, True}", None),
         ("x = {t for t in y}\nz = hash(x)", (1, "a set")),
         ("z = hash('a')", (1, "hash()")),
         ("x = {1: 2}\ny = [3]\ns.set(4)", None),

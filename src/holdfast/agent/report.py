@@ -107,7 +107,9 @@ class AgentReporter:
             self.say(line)
         for line in () if written else unwritten_lines(self._settings.name):
             self.say(line)
-        finished = self.record.finished or {}
+        finished = self.record.finished
+        if finished is None:  # nobody came to the end of the script
+            return
         step = finished.get("step", self.record.step)
         self.tell("run_finished", step=step, digest=finished.get("digest"), exit_code=exit_code, in_ledger=written)
 

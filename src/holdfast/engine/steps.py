@@ -113,6 +113,7 @@ class StepEngine:
         self.until = 0  # the step at which the loop is expected to end: what is beyond it is not fetched beforehand
         self.current: StepState | None = None  # the step that was begun and is not applied
         self.open: Shard | None = None
+        self.over = False  # the run was closed
         self.wishes: Wishes | None = None
         self.collectives: Collectives  # over what the members of the view hold
         self.checker: Checker | None = None  # for `holdfast check`
@@ -279,6 +280,11 @@ class StepEngine:
 
     def _step(self) -> StepState:
         assert self.current is not None, "no step was begun"
+        if self.over:  # nobody is told any more what this worker waits for
+            raise ConfigError(
+                f"the run was closed in the middle of step {self.current.number}, and the step goes on",
+                hint="call run.close() after the loops; run.stop(reason) ends the training after a step",
+            )
         return self.current
 
     def _take_up(self, directive: m.Compute) -> None:

@@ -51,16 +51,21 @@ def progress_line(record: RunRecord, *, workers: int) -> str:
 
 
 def closing_lines(record: RunRecord, name: str) -> list[str]:
-    """What to say of a run that is finished."""
+    """What to say of a run that is finished, or of which only the script's last lines failed."""
     finished = record.finished or {}
     if record.went_on_from is not None and finished.get("step") == record.went_on_from:
         return [
             f"run {name} is finished already, at step {record.went_on_from}: the script has no more steps than that",
             *([f"checkpoint: step {record.saved} in {record.saved_to}"] if record.saved is not None else []),
         ]
+    if record.finished is None:  # and none of the failures was survived
+        return [
+            f"run {name} has made its {count(record.step, 'step')}, and its script failed after the last",
+            *([f"checkpoint: step {record.saved} in {record.saved_to}"] if record.saved is not None else []),
+        ]
     duration_s = float(finished.get("t", record.last)) - (record.began or record.last)
     lines = [
-        f"run {name} is finished: {finished.get('step', record.step)} steps in {duration_words(duration_s)}, "
+        f"run {name} is finished: {count(finished.get('step', record.step), 'step')} in {duration_words(duration_s)}, "
         f"{count(record.workers.view, 'view')}, {count(record.workers.failures, 'failure')} survived"
         + (f", {record.workers.evictions} evicted" if record.workers.evictions else "")
         + "".join(f", {part}" for part in _left_out(record))

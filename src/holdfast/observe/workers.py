@@ -171,8 +171,8 @@ class Workers:
         for known in (self.cut_off, self.unsaved, self.slow, self.late, self.waiting):
             known.pop(worker, None)
         record = self.worker(worker)
+        failed, evicted = reason in FAILURES and record.state != "finished", reason == "evicted"
         record.alive, record.state = False, reason
-        failed, evicted = reason in FAILURES, reason == "evicted"
         self.failures_here += failed
         self.evictions += evicted
         self._move(worker, l.DEAD if failed or evicted else l.GONE, at, number)

@@ -301,8 +301,8 @@ class Saver:
                 continue  # somebody is in a hurry to know, which is no reason to do the others' work
             self._nudged = False
             self._until_done(lambda storage: self._writer.write_missing(storage, save))
-            if not warned and self._clock() - since > 4 * GRACE_S:
-                warned = True
+            if not warned and self._clock() - since > 4 * GRACE_S and self._health.down_at is None:
+                warned = True  # where storage takes nothing, that is why, and is told
                 self._told.warned(
                     f"the checkpoint of step {save.step} is not complete: parts of other workers have not come; "
                     "is it the same place for all of them?"

@@ -34,7 +34,7 @@ def first_use(text: str) -> tuple[int, str] | None:
     """The first line that makes a set or takes a hash, and what it does."""
     uses = []
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Set | ast.SetComp):
+        if isinstance(node, ast.SetComp) or (isinstance(node, ast.Set) and not _has_only_numbers(node)):
             uses.append((node.lineno, "a set"))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id in ("set", "frozenset"):
@@ -42,3 +42,8 @@ def first_use(text: str) -> tuple[int, str] | None:
             elif node.func.id == "hash":
                 uses.append((node.lineno, "hash()"))
     return min(uses, default=None)
+
+
+def _has_only_numbers(node: ast.Set) -> bool:
+    """Their hashes are the same in every process."""
+    return all(isinstance(one, ast.Constant) and isinstance(one.value, int | float) for one in node.elts)

@@ -321,6 +321,7 @@ class Run:
                 self._events.write("finished", **self._ending.at)
                 self._feed.put_at_last(KEY_DONE, encode_json(self._ending.at))
         finally:
+            self.engine.over = True
             self._worker.close()
             self._feed.close()
             self._pulse.tell()

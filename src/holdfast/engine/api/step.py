@@ -50,7 +50,7 @@ class Step:
         """Metrics of the shard at hand. `step.metrics` has their means over all shards once the loop has ended."""
         shard = self._shard("record", "step.metrics has the means over all shards")
         for name, value in metrics.items():
-            shard.record(name, float(value.detach()) if isinstance(value, torch.Tensor) else float(value))
+            shard.record(name, _number(name, value))
 
     def gather(self, value: Any) -> None:
         """Something of the shard at hand, for `step.gathered` on every worker. Of two calls the last counts."""
@@ -87,3 +87,14 @@ class Step:
                 hint=f"call it inside `for batch in step:`; afterwards {afterwards}",
             )
         return self._engine.open
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        raise ConfigError(
+            f"step.record({name}=…) was given a {type(value).__name__}{shape}, and takes one number",
+            hint=f"of several numbers record one, such as {name}.mean()",
+        ) from None
