@@ -114,13 +114,20 @@ def test_a_place_that_is_full_at_the_end(disk: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(bool(s3_server.why_not()), reason=s3_server.why_not() or "-")
 @pytest.mark.xdist_group("s3")
-def test_a_store_that_lists_and_refuses_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("made", [True, False])
+def test_a_store_that_lists_and_refuses_every_write(
+    made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket whose name it does not take. If it was made all the same, writes get a yes and leave nothing behind."""
     with S3Server(tmp_path / "s3") as server:
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
+        if made:
+            server.make_bucket("Not_a_Bucket")
         uri = server.uri("Not_a_Bucket/run")
         done = run(tmp_path, "--checkpoint", uri)
     assert done.returncode == 2, said(done)
+    assert ("does not list it" if made else "there is no bucket") in done.stderr, said(done)
     assert len(done.stderr.splitlines()) == 2, said(done)
     assert not [event for event in events_of(tmp_path) if event["kind"] == "progress"]
 

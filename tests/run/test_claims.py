@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from holdfast.checkpoint.format.owner import Owner, newest_owner, probe, release
+from holdfast.checkpoint.storage.port import Stored
 from holdfast.core.errors import ConfigError, StorageRefused, StorageUnavailable
 from holdfast.engine.transfer.claiming import Claim
 from holdfast.placement.proc import process_started
@@ -122,3 +123,15 @@ def test_a_place_that_lists_and_takes_no_writes_is_noticed_at_once_or_after_a_mo
     storage.fail_with(None)
     probe(storage)
     assert storage.list() == [], "a probe leaves nothing"
+
+
+class Forgetful(MemoryStorage):
+    """Says yes to every write, and lists nothing: an object store with a bucket whose name it does not take."""
+
+    def list(self, prefix: str = "") -> list[Stored]:
+        return []
+
+
+def test_a_place_that_takes_writes_and_does_not_list_them_is_noticed_at_once() -> None:
+    with pytest.raises(StorageRefused, match="took a file and does not list it"):
+        claim("a", "1").look(Forgetful())

@@ -91,10 +91,19 @@ def release(storage: Storage) -> Owner | None:
 
 
 def probe(storage: Storage) -> None:
-    """Write something small and delete it: whether checkpoints can be kept shows only so. StorageError if not."""
+    """Write something small, find it and delete it: whether checkpoints can be kept shows only so. StorageError if not.
+
+    There are stores that say yes to every write into a bucket whose name they do not take, and show nothing of it.
+    """
     name = f"probe-{secrets.token_hex(8)}"
     storage.write(name, memoryview(bytes(PROBE_BYTES)))
+    listed = any(entry.name == name for entry in storage.list(name))
     storage.delete(name)
+    if not listed:
+        raise StorageRefused(
+            f"{storage.uri} took a file and does not list it, so checkpoints would not be found there",
+            hint="look whether the bucket was created properly and its name is a valid one, or choose another place",
+        )
 
 
 def _name(number: int) -> str:
