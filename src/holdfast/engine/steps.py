@@ -88,7 +88,9 @@ class Shard:
 class Wishes(Protocol):
     """What a script has asked for outside the shards: see engine/api/outside.py."""
 
-    over: str
+    over: str  # after the step that comes next, since not all workers asked for it before that
+
+    def not_everywhere(self, reason: str) -> None: ...
 
     def takes_save(self) -> bool: ...
 
@@ -161,6 +163,31 @@ class StepEngine:
         self.seed(number, "begin")
         self._pulse.enter(Activity.SCRIPT, number)
         return state
+
+    def stops_here(self) -> bool:
+        """Whether all workers stop before the next step, as their scripts have asked. Call it before `begin`.
+
+        Waits for the others' word, where this worker's script has asked for it. False: the step is to be taken.
+        """
+        step, worker = self.next_step(), self._worker
+        while reason := worker.machine.stopping.wishes.for_step(step):
+            self._pulse.enter(Activity.WAITING, step)
+            worker.tell(m.StepRefused(step))
+            directive = worker.advance()
+            assert self.wishes is not None
+            if isinstance(directive, m.Halt):
+                self.wishes.end_after(step, directive.reason)
+                return True
+            if isinstance(
+                directive, m.Commit
+            ):  # the others went on without this worker, which was late, and it has their mean
+                worker.put_back(directive)
+                self._pending = m.Compute(step, ())
+                return False
+            self._pending = directive
+            if not worker.machine.stopping.wishes.for_step(step):  # else a view has come, in which all are asked again
+                self.wishes.not_everywhere(reason)
+        return False
 
     def open_shard(self) -> Shard | None:
         """The next shard that this worker computes now; None: there is none, and `reduce` says how it goes on."""
@@ -237,6 +264,7 @@ class StepEngine:
         if isinstance(directive, m.Compute):
             self._take_up(directive)
             return False
+        assert isinstance(directive, m.Commit), directive
         self._load(step, missed)
         self._pulse.enter(Activity.SCRIPT, step.number)
         return True

@@ -204,9 +204,10 @@ class Run:
         try:
             while True:
                 number = engine.next_step()
-                self._outside.settle_stop()
                 over = not loops.is_passing and (self._loops.is_left(goal) or self._is_over(number, count, epochs))
                 turn = loops.turn(over=over)
+                if turn is Turn.STEP and engine.stops_here():
+                    turn = loops.turn(over=self._loops.is_left(goal))
                 if turn is Turn.AHEAD:
                     self._worker.replace_me("its script has been through a loop that the run's state has not")
                 if turn is not Turn.STEP:
