@@ -88,7 +88,7 @@ class Shard:
 class Wishes(Protocol):
     """What a script has asked for outside the shards: see engine/api/outside.py."""
 
-    over: str  # after the step that comes next, since not all workers asked for it before that
+    over: str  # why the script wants no further steps, where not all workers have asked for it
 
     def not_everywhere(self, reason: str) -> None: ...
 
@@ -371,7 +371,9 @@ class StepEngine:
             self.checker.loaded(step.number)
         self._misuse.loaded(step.number, has_gradients=self._capture.has_gradients)
         if kept.over and self.wishes is not None:
-            self.wishes.end_after(step.number + 1, kept.over)
+            # Whoever brings something to the next step has this mean, and so knows it too. After this one already those
+            # who have it might finish and be gone before the others had it.
+            self.wishes.end_after(step.number + 2, kept.over)
         try:
             step.skipped = self._guard.judge(kept)
         except Evicted:

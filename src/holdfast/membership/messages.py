@@ -32,7 +32,7 @@ class Ready:
     pace: float = 0.0
     said: Said = NOTHING  # what is compared with what the others say, before anything is added
     mark: int = 0
-    over: str = ""  # my script wants no further steps after this one, and why
+    over: str = ""  # my script wants no further steps, and why: see stopping.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +354,7 @@ class Accuse:
 class Reduce:
     step: int
     shards: tuple[tuple[str, tuple[int, ...]], ...]  # who brings which, in rank order
-    over: str = ""  # a member's script wants no further steps after this one, and why
+    over: str = ""  # a member's script wants no further steps, and why
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ That all who decide decide the same:
 - so once a view was of one mind, all of its members that are left want to stop in every view that follows;
 - whoever is given the state of the step takes the wish over with it, if all members that have this state want to stop.
 
-A member that finds that others go on computes the step too, and its Ready says that it is the last one (`Ready.over`).
+A member that finds that others go on computes the step too, and says in its Ready that only one more is to follow
+(`Ready.over`): then all who take part in that one know it, whoever has finished and is gone.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Stopping:
         return [*said, *self.resolve()]
 
     def resolve(self) -> list[Effect]:
-        """All of this view want to stop; or somebody has gone on, and so all take this step, as the last one."""
+        """All of this view want to stop; or somebody has gone on, and so all take this step."""
         member = self._member
         if member.phase is not Phase.STOPPING:
             return []

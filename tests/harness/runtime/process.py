@@ -241,6 +241,10 @@ class Process:
         return machine is not None and machine.phase is Phase.WAITING and len(machine.ledger.ids) > machine.ledger.size
 
     @property
+    def phase(self) -> Phase | None:
+        return self.run._worker.machine.phase if self.run is not None else None
+
+    @property
     def place(self) -> object:
         """Where it is: whether it gets on is whether this changes."""
         if self.run is None:

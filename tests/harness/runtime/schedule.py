@@ -26,6 +26,8 @@ class Schedule:
     save_every: int = 0  # steps; 0: the run keeps no checkpoints
     late_s: float = 0.0  # after so long the others go on without a worker that is late; 0: never
     fault: str = ""  # if given, all faults are of this kind
+    network: str = "quick"  # how long messages take: see network.py
+    ambushes: float = 0.0  # so many of the faults wait for a worker that is in a moment of the protocol
 
     @classmethod
     def draw(cls, seed: int) -> Schedule:
@@ -41,4 +43,6 @@ class Schedule:
             faults=rng.choice((0, 1, 2, 3, 4, 6)),
             save_every=rng.choice((0, 0, 1, 2, 3)),
             late_s=rng.choice((0.0, 0.0, 0.5)),
+            network=rng.choice(("quick", "quick", "slow")),
+            ambushes=rng.choice((0.0, 0.5, 1.0)),
         )

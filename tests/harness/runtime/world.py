@@ -13,6 +13,7 @@ from tests.harness.runtime.network import Network
 from tests.harness.runtime.process import Process
 from tests.harness.runtime.schedule import Schedule, Violation
 from tests.harness.runtime.scripts import Script
+from tests.harness.runtime.steadiness import Steadiness
 from tests.harness.runtime.storage import Storage
 from tests.harness.runtime.timeline import Timeline
 
@@ -33,6 +34,7 @@ class World:
         self.books = Books(self, expected)
         self.ledger = LedgerService(self)
         self.storage = Storage(self)
+        self.steadiness = Steadiness(self)
         self.faults = Faults(self)
         self.agent = Agent(self)
 

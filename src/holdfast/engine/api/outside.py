@@ -33,7 +33,7 @@ TELL_S = 0.05  # results of an evaluation are told about so often
 IDLE_S, IDLE_CHUNKS = 0.5, 4.0  # without news of a chunk for so long, and so many chunks' time, it is computed here too
 TELLERS = 2
 NOT_EVERYWHERE = (
-    "run.stop was not called on every worker at the same place, so all of them end after the next step; "
+    "run.stop was not called on every worker at the same place, so all of them end two steps later; "
     "decide on values that are the same everywhere: run.metrics, run.best or step.metrics"
 )
 
@@ -198,7 +198,7 @@ class Outside:
                 self.wait_for(members, place, "run.stop", refuse=False)
 
     def not_everywhere(self, reason: str) -> None:
-        """Others go on: all end after the next step, if this worker comes to it."""
+        """Others go on: all end two steps later, if this worker comes to the first of them."""
         self.over = reason
         self._warn("stop", NOT_EVERYWHERE)
 
