@@ -56,7 +56,6 @@ class Books:
     def disturbed(self) -> None:
         self._disturbed_at = self._world.timeline.now
         self._views_since = 0
-        self._world.steadiness.disturbed()
 
     # ---- nobody waits for ever
 

@@ -17,6 +17,7 @@ ANYWHERE = (
     *("leader", "outage", "gap", "lag", "lease"),
 )
 BETWEEN_HOSTS = ("partition", "partition", "isolate")
+STEADY = ("join", "agent", "leader", "outage")  # members that train together go on doing so
 # Where an ambush waits for a worker, and what is done there besides what may happen anywhere.
 MOMENTS: dict[Phase, tuple[str, ...]] = {
     Phase.FORMING: ("kill", "reset"),
@@ -47,6 +48,8 @@ class Faults:
         if world.schedule.ambushes and rng.random() < world.schedule.ambushes:
             moment = rng.choice(list(MOMENTS))
             kind = rng.choice(MOMENTS[moment] if rng.random() < 0.7 else kinds)
+            if moment is Phase.TURNING:
+                self.do("join", rng.choice(living))  # else nobody turns
             self._ambushes.append((moment, world.schedule.fault or kind))
             world.timeline.after_turn = self._spring
         else:
@@ -67,11 +70,14 @@ class Faults:
     def do(self, kind: str, process: Process, for_s: float | None = None) -> None:
         self._world.trace("fault:", kind, process.id)
         self._world.books.disturbed()
+        if kind not in STEADY:
+            self._world.steadiness.disturbed()
         getattr(self, kind)(process, for_s)
 
     def _later(self, delay_s: float, act: Callable[[], object]) -> None:
         def end() -> None:
             self._world.books.disturbed()
+            self._world.steadiness.disturbed()
             act()
 
         self._world.timeline.after(delay_s, end)

@@ -223,7 +223,7 @@ class Process:
             self.kernel.sleep(self.hangs_until - self.kernel.now())
 
     def shard_s(self) -> float:
-        return self.speed_s * (0.5 + self.world.timeline.rng.random())
+        return self.world.schedule.shards_take * self.speed_s * (0.5 + self.world.timeline.rng.random())
 
     def line_s(self, at_most_s: float) -> float:
         return at_most_s * self.world.timeline.rng.random()

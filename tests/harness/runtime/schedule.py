@@ -28,6 +28,8 @@ class Schedule:
     fault: str = ""  # if given, all faults are of this kind
     network: str = "quick"  # how long messages take: see network.py
     ambushes: float = 0.0  # so many of the faults wait for a worker that is in a moment of the protocol
+    in_steps: bool = False  # faults come with the steps, rather than at any time: few would come in the middle of a run
+    shards_take: float = 1.0  # times what they take otherwise: joiners take seconds to come
 
     @classmethod
     def draw(cls, seed: int) -> Schedule:
@@ -44,5 +46,7 @@ class Schedule:
             save_every=rng.choice((0, 0, 1, 2, 3)),
             late_s=rng.choice((0.0, 0.0, 0.5)),
             network=rng.choice(("quick", "quick", "slow")),
-            ambushes=rng.choice((0.0, 0.5, 1.0)),
+            ambushes=rng.choice((0.0, 0.5, 0.5)),
+            in_steps=rng.random() < 0.7,
+            shards_take=rng.choice((1.0, 3.0, 8.0)),
         )

@@ -1,7 +1,7 @@
 """Static stability of a simulated run: while the ledger is away, steps go on.
 
-When the ledger goes away, and after everything that disturbs the run while it is, one looks whether all members of the
-ledger's view train together. If they do, steps must be applied in the time that follows.
+If all members of the ledger's view train together when it goes away, and nothing else had happened just before, steps
+must be applied in the time that follows, until something else happens.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ TRAINING = STEP_PHASES | {Phase.TURNING}
 class Steadiness:
     def __init__(self, world: World) -> None:
         self._world = world
+        self._disturbed_at = -SETTLES_S  # by something else than the ledger
         self._watch = 0  # its number: what was begun under an earlier one is void
 
     def disturbed(self) -> None:
-        """The ledger goes away, or something happens while it is."""
+        """Something else happens, or is over."""
         self._watch += 1
-        if not self._world.ledger.up:
-            watch = self._watch
-            self._world.timeline.after(SETTLES_S, lambda: self._begin(watch))
+        self._disturbed_at = self._world.timeline.now
+
+    def ledger_goes_away(self) -> None:
+        self._watch += 1
+        if self._world.timeline.now - self._disturbed_at > SETTLES_S:
+            self._begin(self._watch)
 
     def _begin(self, watch: int) -> None:
         world = self._world
-        if watch == self._watch and not world.ledger.up and not world.is_done and self._all_train():
+        if not world.is_done and self._all_train():
             applied = world.books.steps_applied
             world.timeline.after(STEADY_S, lambda: self._check(watch, applied))
 

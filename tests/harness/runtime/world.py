@@ -42,7 +42,7 @@ class World:
         schedule, timeline = self.schedule, self.timeline
         self.agent.open(schedule.workers, schedule.spares)
         for _ in range(schedule.faults):
-            timeline.after(timeline.rng.uniform(0.0, 3.0 + schedule.script.steps * 0.4), self.faults.strike)
+            self._plan_fault()
         self._look()
         self._end_leases()
         try:
@@ -53,6 +53,15 @@ class World:
                 raise Violation(f"not finished after {timeline.now:.0f} s; {self.books.waiting()}")
         finally:
             self._close()
+
+    def _plan_fault(self) -> None:
+        rng, script, strike = self.timeline.rng, self.schedule.script, self.faults.strike
+        if not self.schedule.in_steps:
+            self.timeline.after(rng.uniform(0.0, 3.0 + script.steps * 0.4), strike)
+            return
+        step, delay_s = rng.randrange(script.steps), rng.choice((0.0, 0.02, 0.2, 1.0)) * rng.random()
+        acts = self.books.when_applied.setdefault(step, [])
+        acts.append(lambda: self.timeline.after(delay_s, strike))
 
     def _close(self) -> None:
         self.timeline.close()
