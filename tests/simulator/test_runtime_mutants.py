@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,21 @@ import pytest
 
 from holdfast.engine import place
 from holdfast.engine.api.outside import Outside
+from holdfast.engine.api.records import Records
 from holdfast.engine.loops import Loops
 from holdfast.engine.sharing import Sharing
 from holdfast.engine.transfer.snapshot_desk import SnapshotDesk
 from holdfast.membership import messages as m
 from holdfast.membership.loop_ends import LoopCount
 from holdfast.membership.machine import Machine
+from holdfast.membership.stopping import StopWishes
 from holdfast.membership.view_rules import Plan
 from holdfast.net.groups import Group
 from holdfast.state.snapshot import Snapshot
 from tests.harness.runtime import Violation, simulate
 from tests.harness.runtime.scenario import Scenario
 from tests.simulator import test_late, test_loops, test_mutants
+from tests.simulator.test_runtime import AS_THEN, stopped
 
 Patch = pytest.MonkeyPatch
 SEEDS = 120
@@ -83,9 +87,40 @@ def nobody_says_that_the_loop_is_left(patch: Patch) -> None:
     patch.setattr(LoopCount, "leave", lambda self: setattr(self, "passed", self.passed + 1) or False)
 
 
-def nobody_says_that_the_script_stops(patch: Patch) -> None:
+def one_stops_alone(patch: Patch) -> None:
     """A worker that calls run.stop ends by itself, and the others go on."""
-    patch.setattr(Outside, "_all_stop", lambda self, place, reason: self._worker.machine.me.startswith("w0."))
+    patch.setattr(StopWishes, "agreed", lambda self, step, members: self.for_step(step))
+
+
+def one_stops_with_whom_it_hears(patch: Patch) -> None:
+    """As it once was: a member that is lost is taken for one that wants to stop too."""
+    patch.setattr(Outside, "members", lambda self: (self.me(), *self.sharing.others()))
+
+
+def joiners_do_not_want_to_stop(patch: Patch) -> None:
+    """Whoever is given the state goes on, though all who have it want to stop."""
+    real = StopWishes.planned
+
+    def planned(self: StopWishes, me: str, plan: Plan, members: Any, reports: Any) -> None:
+        real(self, me, replace(plan, fetches={}), members, reports)
+
+    patch.setattr(StopWishes, "planned", planned)
+
+
+def wishes_are_not_reported(patch: Patch) -> None:
+    """In the next view nobody knows who wanted to stop in the last one."""
+    real = Machine._report
+    patch.setattr(Machine, "_report", lambda self, former: replace(real(self, former), over=""))
+
+
+def nothing_follows_a_stop_of_some(patch: Patch) -> None:
+    """As it once was: who has the mean of the step in which a stop was told finishes, and takes it along."""
+    patch.setattr(Records, "stops_before", lambda self, step: self.stop[1] if self.stop is not None else "")
+
+
+def those_who_have_been_there_are_waited_for(patch: Patch) -> None:
+    """One that is given a step's mean waits in its lines for a joiner, which waits to hear whether that one stops."""
+    patch.setattr(Machine, "has_applied", lambda self, member, step: False)
 
 
 def joiners_are_waited_for_at_lines_they_pass(patch: Patch) -> None:
@@ -97,11 +132,16 @@ RUNTIME: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
     (joiners_wait_for_each_other, lambda: play("two_joiners_in_the_second_loop")),
     (nobody_says_that_it_has_read_the_state, lambda: play("joiners_where_loops_end")),
     (the_desk_wakes_nobody, lambda: play("two_joiners_in_the_second_loop")),
-    (what_was_said_is_not_said_again, lambda: simulate(1389)),
+    (what_was_said_is_not_said_again, lambda: simulate(1389, **AS_THEN)),
     (early_words_are_lost, lambda: play("quiet")),
     (nobody_says_that_the_loop_is_left, lambda: play("killed_in_a_loop_that_is_left_early")),
-    (nobody_says_that_the_script_stops, lambda: play("everybody_stops")),
-    (joiners_are_waited_for_at_lines_they_pass, lambda: simulate(1093)),
+    (one_stops_alone, lambda: stopped(0, "leader")),
+    (one_stops_with_whom_it_hears, lambda: stopped(10, "leader", fault="reset")),
+    (joiners_do_not_want_to_stop, lambda: stopped(24, "all")),
+    (wishes_are_not_reported, lambda: stopped(24, "all")),
+    (nothing_follows_a_stop_of_some, lambda: stopped(85, "leader", fault="reset")),
+    (those_who_have_been_there_are_waited_for, lambda: stopped(152, "all", fault="reset")),
+    (joiners_are_waited_for_at_lines_they_pass, lambda: simulate(1093, **AS_THEN)),
     (test_loops.change_what_others_read, lambda: play("joiners_where_loops_end")),
     (test_loops.keep_what_the_lines_did, lambda: play("two_joiners_in_the_second_loop")),
     (test_loops.forget_what_is_passed, lambda: play("two_joiners_in_the_second_loop")),

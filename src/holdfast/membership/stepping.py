@@ -282,6 +282,13 @@ class Stepping(ABC):
         """Whether that one's shards of this step, or of a later one, are done."""
         return any(member in ready for number, ready in self._ready.items() if number >= step)
 
+    def has_applied(self, member: str, step: int) -> bool:
+        """Whether that one had applied this step when the view began, or is given a later state in it."""
+        report, plan = self._reports.get(member), self.plan
+        if plan is None or report is None:
+            return False
+        return (plan.step if member in plan.fetches else report.next or 0) > step
+
     def is_ready(self, step: int) -> bool:
         """Whether any member's shards of this step are done."""
         return bool(self._ready.get(step))
