@@ -9,20 +9,27 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.errors import WatchGap
+from holdfast.core.words import KEY_VIEW
 from holdfast.engine import place
 from holdfast.engine.api.outside import Outside
 from holdfast.engine.api.records import Records
+from holdfast.engine.ledger_feed import LedgerFeed
 from holdfast.engine.loops import Loops
+from holdfast.engine.pausing import Pauses
 from holdfast.engine.sharing import Sharing
 from holdfast.engine.transfer.snapshot_desk import SnapshotDesk
+from holdfast.ledger.port import Change
 from holdfast.membership import messages as m
 from holdfast.membership.loop_ends import LoopCount
 from holdfast.membership.machine import Machine
 from holdfast.membership.stopping import StopWishes
 from holdfast.membership.view_rules import Plan
 from holdfast.net.groups import Group
+from holdfast.reduce import hosts, shared_memory
 from holdfast.state.snapshot import Snapshot
 from tests.harness.runtime import Violation, simulate
+from tests.harness.runtime.ledger import LedgerWatch
 from tests.harness.runtime.scenario import Scenario
 from tests.simulator import test_late, test_loops, test_mutants
 from tests.simulator.test_runtime import AS_THEN, stopped
@@ -128,6 +135,41 @@ def joiners_are_waited_for_at_lines_they_pass(patch: Patch) -> None:
     patch.setattr(Plan, "gives_state", lambda self, member: False)
 
 
+def views_are_set_without_compare(patch: Patch) -> None:
+    """The feed puts a view into the ledger, whichever is there."""
+    patch.setattr(LedgerFeed, "_propose", lambda self, view, expected: self._ledger.put(KEY_VIEW, view.encode()))
+
+
+def gaps_are_ignored(patch: Patch) -> None:
+    """A watch that has missed something goes on with what it knows."""
+    real = LedgerWatch.next
+
+    def next_changes(self: LedgerWatch, timeout_s: float) -> tuple[Change, ...]:
+        try:
+            return real(self, timeout_s)
+        except WatchGap:
+            self._revision = self._line._service.machine.revision
+            return ()
+
+    patch.setattr(LedgerWatch, "next", next_changes)
+
+
+def nobody_trains_without_the_ledger(patch: Patch) -> None:
+    """A step waits until the ledger answers."""
+    patch.setattr(Pauses, "ledger_away_too_long", lambda self, step, now: self._feed.down_since is not None)
+
+
+def stamps_are_not_looked_at(patch: Patch) -> None:
+    """One that was stopped does not notice that what it has read belongs to another step."""
+    for module in (hosts, shared_memory):
+        patch.setattr(module, "check_stamps", lambda arenas, members, right: None)
+
+
+def with_outages() -> None:
+    for seed in range(20):
+        simulate(seed, fault="outage", faults=2, in_steps=True)
+
+
 RUNTIME: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
     (joiners_wait_for_each_other, lambda: play("two_joiners_in_the_second_loop")),
     (nobody_says_that_it_has_read_the_state, lambda: play("joiners_where_loops_end")),
@@ -142,6 +184,10 @@ RUNTIME: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
     (nothing_follows_a_stop_of_some, lambda: stopped(85, "leader", fault="reset")),
     (those_who_have_been_there_are_waited_for, lambda: stopped(152, "all", fault="reset")),
     (joiners_are_waited_for_at_lines_they_pass, lambda: simulate(1093, **AS_THEN)),
+    (views_are_set_without_compare, lambda: simulate(30)),
+    (gaps_are_ignored, lambda: simulate(5)),
+    (nobody_trains_without_the_ledger, with_outages),
+    (stamps_are_not_looked_at, lambda: simulate(121)),
     (test_loops.change_what_others_read, lambda: play("joiners_where_loops_end")),
     (test_loops.keep_what_the_lines_did, lambda: play("two_joiners_in_the_second_loop")),
     (test_loops.forget_what_is_passed, lambda: play("two_joiners_in_the_second_loop")),
@@ -180,6 +226,13 @@ def test_a_broken_machine_is_caught(mutant: type[Machine], monkeypatch: Patch) -
     with pytest.raises(Violation):
         for seed in range(SEEDS):
             simulate(seed, save_every=0)
+
+
+@pytest.mark.parametrize("mutant", [test_mutants.GivesUpTheGroupFirst, test_mutants.WaitsForTheViewThatIsDue])
+def test_a_machine_that_does_not_go_on_without_the_ledger_is_caught(mutant: type[Machine], monkeypatch: Patch) -> None:
+    monkeypatch.setattr(place, "Machine", mutant)
+    with pytest.raises(Violation):
+        play("the_ledger_goes_when_a_joiner_has_come")
 
 
 @pytest.mark.parametrize("mutate", RULES, ids=lambda mutate: mutate.__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -29,6 +30,9 @@ class World:
         self.is_lossy = schedule.faults > 0
         self.is_done = False  # a worker's script has come to its end
         self.kinds: set[tuple[str, str]] = set()  # of events, by worker
+        self.when_told: dict[
+            tuple[str, str], list[tuple[float, Callable[[], object]]]
+        ] = {}  # what a scenario does then
         self.processes: dict[str, Process] = {}
         self.network = Network(self)
         self.books = Books(self, expected)
@@ -90,6 +94,8 @@ class World:
         if self.lines is not None:
             self.trace(process.id, kind, fields)
         self.kinds.add((process.id, kind))
+        for delay_s, act in self.when_told.pop((process.id, kind), []):
+            self.timeline.after(delay_s, act)
         self.books.told(process, kind, fields)
 
 
