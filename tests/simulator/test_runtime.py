@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.runtime import Loop, Schedule, Script, simulate
+from tests.harness.runtime import Loop, Schedule, Script, World, simulate
 from tests.harness.runtime.faults import ANYWHERE, BETWEEN_HOSTS
 
 SCHEDULES = 1200
@@ -19,6 +19,7 @@ CHUNKS = 12
 # was left behind records before it is in a view again.
 # 4478: a joiner is given a step by one member in the lines after a loop and by one before them, and was turned away.
 REGRESSIONS = (1093, 1389, 1552, 4478)
+AS_THEN = {"network": "quick", "ambushes": 0.0, "in_steps": False, "shards_take": 1.0}  # rougher schedules came later
 
 TWO_LOOPS = Script((Loop(3, lines_s=0.3, evaluates=True), Loop(9, left_after=6, records=True), Loop(12)))
 
@@ -34,13 +35,29 @@ def test_no_schedule_breaks_a_promise(chunk: int) -> None:
 
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_what_once_failed(seed: int) -> None:
-    assert simulate(seed).books.finishers
+    assert simulate(seed, **AS_THEN).books.finishers
 
 
-def test_a_stop_that_only_the_leader_asks_for_is_not_its_alone() -> None:
-    """Seed 45: the others have gone on to the next view by the time that it asks, and so they seem to be lost."""
-    script = replace(Schedule.draw(45).script, leader_stops_after=7)
-    assert simulate(45, script=script, keep_trace=True).books.finishers
+def stopped(seed: int, who: str, **changes: Any) -> World:
+    """A run whose script stops: all workers call run.stop, or only the leader. Connections break, and joiners come."""
+    drawn = Schedule.draw(seed)
+    at = seed % drawn.script.steps
+    stops_after, leaders = (at, -1) if who == "all" else (-1, at)
+    script = replace(drawn.script, stops_after=stops_after, leader_stops_after=leaders)
+    changes = {"workers": max(2, drawn.workers), "faults": 6, "ambushes": 0.7, **changes}
+    return simulate(seed, script=script, **changes)
+
+
+@pytest.mark.parametrize("who", ["all", "leader"])
+@pytest.mark.parametrize("fault", ["", "reset"])
+def test_all_stop_before_the_same_step_whatever_breaks(who: str, fault: str) -> None:
+    for seed in range(16):
+        assert stopped(seed, who, fault=fault).books.finishers
+
+
+def test_one_that_is_given_a_mean_does_not_wait_for_a_joiner_in_its_lines() -> None:
+    """Seed 152: the joiner has a later state, and waits to hear whether that one wants to stop."""
+    assert stopped(152, "all", fault="reset").books.finishers
 
 
 def test_a_seed_replays_event_for_event() -> None:

@@ -96,6 +96,19 @@ class Tampering:
         return getattr(self._sock, name)
 
 
+class Impatient:
+    """A socket that is waited for only shortly; others are not, since a good peer may be slow on a busy machine."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def settimeout(self, timeout_s: float) -> None:
+        self._sock.settimeout(min(timeout_s, 0.3))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
 def bad(held: Snapshot, after: int, deed: Callable[[socket.socket], None] | None) -> Server:
     return lambda sock: serve(Tampering(sock, after, deed), held, stall_s=5)  # type: ignore[arg-type]
 
@@ -142,7 +155,8 @@ def test_a_slow_peer_delivers_less(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chunks_of_a_failing_peer_come_from_another(after: int, deed: Any) -> None:
     held = snapshot()
     with served(bad(held, after, deed), good(held)) as socks:
-        assert fetch(socks, bytes_max=BIG, stall_s=0.7).digest() == held.digest()
+        impatient = Impatient(socks[0])
+        assert fetch([impatient, socks[1]], bytes_max=BIG).digest() == held.digest()  # type: ignore[list-item]
 
 
 def test_when_no_peer_is_left_the_error_says_what_became_of_each() -> None:

@@ -28,14 +28,14 @@ class Loops:
         """The script leaves the loop that it is in, before `goal` steps or epochs."""
         self.left = (self.count.passed, goal)
 
-    def is_left(self, goal: int) -> bool:
-        """Whether the script has stopped early, or had in this loop by the state's account.
+    def is_left(self, goal: int, step: int) -> bool:
+        """Whether the script has stopped before this step, or had in this loop by the state's account.
 
         With more to do than it had then, it goes on.
         """
         if self.left[0] == self.count.passed and goal > self.left[1]:
             self.left, self.records.stop = NOT_LEFT, None
-        if self.records.stop is not None and self.left[0] != self.count.passed:
+        if self.records.stops_before(step) and self.left[0] != self.count.passed:
             self.leave(goal)
         return self.left[0] == self.count.passed
 

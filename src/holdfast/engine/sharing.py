@@ -22,7 +22,6 @@ FRAME_ITEMS_MAX = 4096
 ITEMS_MAX = 1 << 20  # of one member at one place
 PLACES_MAX = 64  # of one member
 LEAVING_S = 1.0  # for what one has said that is no longer in the ledger; its host may be gone, and never close anything
-LAST = 1 << 30  # the number of a call that is not counted: whether it is made is what is asked
 
 
 class Sharing:
@@ -87,18 +86,13 @@ class Sharing:
         now = self._clock()
         return self._machine.is_connected(member) and now - self._left_at.setdefault(member, now) < LEAVING_S
 
-    def has_passed(self, peer: str, place: Place, *, calls: int | None = None) -> bool:
-        """That one has come further than this place, and so will not come to it.
-
-        `calls`: of a place that is not counted, how many calls I have made there before.
-        """
+    def has_passed(self, peer: str, place: Place) -> bool:
+        """That one has come further than this place, and so will not come to it."""
         if self._machine.has_gone_on(peer, place[0] + place[1]):
             return True
-        number = place[3] if calls is None else calls - 1
-        for other in self._heard.get(peer, ()):
-            if other[:3] > place[:3] or (other[:3] == place[:3] and number < other[3] != LAST):
-                return True
-        return False
+        if place[1] and self._machine.has_applied(peer, place[0]):
+            return True  # what it said there it has said again, before it said where it stands
+        return any(other > place for other in self._heard.get(peer, ()))
 
 
 def _frames(place: Place, items: Mapping[str, Any]) -> Iterator[bytes]:

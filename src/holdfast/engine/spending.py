@@ -35,6 +35,7 @@ _OF_PHASE = {
     Phase.TURNING: s.JOINING,
     Phase.BEHIND: s.RECOVERING,
     Phase.BROKEN: s.JOINING,  # without a loss: the view changes because somebody comes or goes
+    Phase.STOPPING: s.WAITING,
     Phase.GATHERING: s.WAITING,
     Phase.REDUCING: s.WAITING,
     Phase.COMPUTING: s.RECOVERING,

@@ -88,7 +88,9 @@ class Shard:
 class Wishes(Protocol):
     """What a script has asked for outside the shards: see engine/api/outside.py."""
 
-    over: str
+    over: str  # why the script wants no further steps, where not all workers have asked for it
+
+    def not_everywhere(self, reason: str) -> None: ...
 
     def takes_save(self) -> bool: ...
 
@@ -162,6 +164,31 @@ class StepEngine:
         self.seed(number, "begin")
         self._pulse.enter(Activity.SCRIPT, number)
         return state
+
+    def stops_here(self) -> bool:
+        """Whether all workers stop before the next step, as their scripts have asked. Call it before `begin`.
+
+        Waits for the others' word, where this worker's script has asked for it. False: the step is to be taken.
+        """
+        step, worker = self.next_step(), self._worker
+        while reason := worker.machine.stopping.wishes.for_step(step):
+            self._pulse.enter(Activity.WAITING, step)
+            worker.tell(m.StepRefused(step))
+            directive = worker.advance()
+            assert self.wishes is not None
+            if isinstance(directive, m.Halt):
+                self.wishes.end_after(step, directive.reason)
+                return True
+            if isinstance(
+                directive, m.Commit
+            ):  # the others went on without this worker, which was late, and it has their mean
+                worker.put_back(directive)
+                self._pending = m.Compute(step, ())
+                return False
+            self._pending = directive
+            if not worker.machine.stopping.wishes.for_step(step):  # else a view has come, in which all are asked again
+                self.wishes.not_everywhere(reason)
+        return False
 
     def open_shard(self) -> Shard | None:
         """The next shard that this worker computes now; None: there is none, and `reduce` says how it goes on."""
@@ -238,6 +265,7 @@ class StepEngine:
         if isinstance(directive, m.Compute):
             self._take_up(directive)
             return False
+        assert isinstance(directive, m.Commit), directive
         self._load(step, missed)
         self._pulse.enter(Activity.SCRIPT, step.number)
         return True
@@ -349,7 +377,9 @@ class StepEngine:
             self.checker.loaded(step.number)
         self._misuse.loaded(step.number, has_gradients=self._capture.has_gradients)
         if kept.over and self.wishes is not None:
-            self.wishes.end_after(step.number + 1, kept.over)
+            # Whoever brings something to the next step has this mean, and so knows it too. After this one already those
+            # who have it might finish and be gone before the others had it.
+            self.wishes.end_after(step.number + 2, kept.over)
         try:
             step.skipped = self._guard.judge(kept)
         except Evicted:

@@ -83,7 +83,7 @@ class Worker:
         self._registrations: Mapping[str, Registration] = {}
         self._rolls: Mapping[str, Roll] = {}  # of members that have given up a view
         self._queue: deque[m.Event] = deque()
-        self._directive: m.Compute | m.Commit | None = None
+        self._directive: m.Compute | m.Commit | m.Halt | None = None
         self._ended: m.End | None = None
         self._broken_at: float | None = None
         self._recomputed = 0
@@ -100,7 +100,7 @@ class Worker:
 
     # ---- the loop's side
 
-    def advance(self) -> m.Compute | m.Commit:
+    def advance(self) -> m.Compute | m.Commit | m.Halt:
         """Run the protocol until the user's loop has something to do."""
         self.leaving.raise_if_over()
         while True:
@@ -111,12 +111,13 @@ class Worker:
                 directive, self._directive = self._directive, None
                 self._pauses.over()
                 self.spending.go_on(broken=self._broken_at is not None)
-                self.attendance.given(directive)
+                if not isinstance(directive, m.Halt):
+                    self.attendance.given(directive)
                 return directive
             self.wait()
             self._leave_in_vain(save=True)
 
-    def _must_pause(self, directive: m.Compute | m.Commit) -> bool:
+    def _must_pause(self, directive: m.Compute | m.Commit | m.Halt) -> bool:
         return isinstance(directive, m.Compute) and self._pauses.ledger_away_too_long(directive.step, self._clock())
 
     def _wait_while(self, holds: Callable[[], object]) -> None:
@@ -206,6 +207,10 @@ class Worker:
 
     def drop_directive(self) -> None:
         self._directive = None
+
+    def put_back(self, directive: m.Commit) -> None:
+        """It is given again when the user's loop has come to it."""
+        self._directive = directive
 
     def end(self, end: m.End) -> None:
         self._ended = end
@@ -420,6 +425,9 @@ class Worker:
             self._events.write("recovered", **about, recomputed_shards=self._recomputed)
             self._recomputed = 0
 
+    def _halt(self, effect: m.Halt) -> None:
+        self._directive = effect
+
     def _late(self, effect: Late) -> None:
         caught = self._catching.perform(effect, self._registrations)
         if caught is not None:
@@ -461,6 +469,7 @@ class Worker:
         m.Restore: lambda worker, effect: worker._checkpoints.search_at(worker._clock()),
         m.Save: _save,
         m.Compute: _compute,
+        m.Halt: _halt,
         m.Accuse: _accuse,
         m.Commit: _commit,
         **dict.fromkeys((m.Keep, m.Catch, m.LeftBehind, m.CaughtUp), _late),

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.core.errors import ProtocolError
 from holdfast.membership.auditing import Said
-from holdfast.membership.messages import MARKS, Done, Fetched, Message, Place, Ready, Result, Shared
+from holdfast.membership.messages import MARKS, Done, Fetched, Message, Over, Place, Ready, Result, Shared
 from holdfast.membership.suspecting import Details, Entry
 from holdfast.membership.view_rules import Report
 from holdfast.net.framing import frame
@@ -60,6 +60,8 @@ def encode(message: Message | Shared, note: Any = None) -> bytes:
         fields = {"t": "result", "s": message.step, "n": note}
     elif isinstance(message, Fetched):
         fields = {"t": "fetched", "s": message.step}
+    elif isinstance(message, Over):
+        fields = {"t": "over", "s": message.step, "q": message.reason[:REASON_MAX]}
     elif isinstance(message, Shared):
         fields = {"t": "shared", "s": message.place[0], "at": message.place[1:], "i": message.items}
     else:
@@ -74,6 +76,8 @@ def encode(message: Message | Shared, note: Any = None) -> bytes:
             fields["z"] = message.size
         if message.doubt:
             fields["y"] = True
+        if message.over:
+            fields["q"] = message.over[:REASON_MAX]
     return frame(_dumps(fields).encode())
 
 
@@ -94,18 +98,20 @@ def decode(body: bytes | bytearray) -> tuple[Message | Shared, Any]:
         if type(saving) is not int or not 0 <= saving <= 3:
             raise ProtocolError(f"a peer sent {str(saving)[:40]!r} for whether it saves")
         flags = *flags, bool(saving & 1), bool(saving & 2), _pace(fields)  # type: ignore[assignment]
-        over = str(fields.get("q", ""))[:REASON_MAX]
-        ready = Ready(_step(fields), _shards(fields), *flags, said=_said(fields), mark=_mark(fields), over=over)
+        rest = {"said": _said(fields), "mark": _mark(fields), "over": _reason(fields)}
+        ready = Ready(_step(fields), _shards(fields), *flags, **rest)  # type: ignore[arg-type]
         return ready, fields.get("n")
     if kind == "result":
         return Result(_step(fields)), fields.get("n")
     if kind == "fetched":
         return Fetched(_step(fields)), None
+    if kind == "over":
+        return Over(_step(fields), _reason(fields)), None
     if kind == "report":
         position = None if fields.get("s") is None else _step(fields)
         former = _names(fields.get("f", []))
         kept, searched, doubt = bool(fields.get("k")), bool(fields.get("o")), bool(fields.get("y"))
-        known = str(fields.get("d", "")), former, searched, _pace(fields), _size(fields), doubt
+        known = str(fields.get("d", "")), former, searched, _pace(fields), _size(fields), doubt, _reason(fields)
         return Report(position, _shards(fields), kept, *known), None
     if kind == "shared":
         return Shared(_place(fields), _items(fields)), None
@@ -126,6 +132,11 @@ def _items(fields: dict[str, Any]) -> tuple[tuple[str, object], ...]:
     ):
         raise ProtocolError("a peer shared something else than a list of names and values")
     return tuple((name, value) for name, value in items)
+
+
+def _reason(fields: dict[str, Any]) -> str:
+    """Why a script wants no further steps."""
+    return str(fields.get("q", ""))[:REASON_MAX]
 
 
 def _step(fields: dict[str, Any]) -> int:

@@ -89,9 +89,8 @@ class Machine(Returning):
         self._turned_in_vain = -1  # the count of news when a view that was due did not come
         self._since: float | None = None  # when the present wait began
         self._quiet_since = 0.0  # when peers were last heard, or the phase changed
-        self._began_at = self._gathered_at = (
-            0.0  # when the last step was committed; when my shards of this one were done
-        )
+        self._began_at = 0.0  # when the last step was committed
+        self._gathered_at = 0.0  # when my shards of this one were done
         self._found_late: LeftBehind | None = None
         self._not_late()
         self._successor_since: float | None = None  # when I first saw that my view has one
@@ -114,6 +113,7 @@ class Machine(Returning):
             Caught: self._caught,
             LeaveAsked: self._leave_asked,
             Tick: self._tick,
+            **self.stopping.handlers,
         }
 
     def handle(self, event: Event, now: float) -> list[Effect]:

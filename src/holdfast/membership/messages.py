@@ -32,7 +32,7 @@ class Ready:
     pace: float = 0.0
     said: Said = NOTHING  # what is compared with what the others say, before anything is added
     mark: int = 0
-    over: str = ""  # my script wants no further steps after this one, and why
+    over: str = ""  # my script wants no further steps, and why: see stopping.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,15 @@ class Fetched:
     step: int
 
 
-Message = Report | Ready | Done | Result | Fetched
+@dataclass(frozen=True, slots=True)
+class Over:
+    """My script wants to stop before this step, and why: see stopping.py."""
+
+    step: int
+    reason: str
+
+
+Message = Report | Ready | Done | Result | Fetched | Over
 Place = tuple[int, int, int, int]  # in a script: see engine/sharing.py
 
 
@@ -130,6 +138,21 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
+class StopAsked:
+    """The script wants to stop before this step, which its loop has not taken up."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepRefused:
+    """The loop does not take up the step that it was given, since the script wants to stop: do all want that?"""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """The snapshot of a view's plan is in place."""
 
@@ -185,6 +208,8 @@ Event = (
     | Reduced
     | ReductionFailed
     | Applied
+    | StopAsked
+    | StepRefused
     | Loaded
     | SourcesDiffer
     | Restored
@@ -311,6 +336,14 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class Halt:
+    """All members want to stop before this step: the user's loop ends, and does not take it up."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Accuse:
     """Members disagree on what has one answer: write down who said what, and mark who was wrong."""
 
@@ -321,7 +354,7 @@ class Accuse:
 class Reduce:
     step: int
     shards: tuple[tuple[str, tuple[int, ...]], ...]  # who brings which, in rank order
-    over: str = ""  # a member's script wants no further steps after this one, and why
+    over: str = ""  # a member's script wants no further steps, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +422,7 @@ Effect = (
     | Restore
     | Save
     | Compute
+    | Halt
     | Accuse
     | Reduce
     | Commit

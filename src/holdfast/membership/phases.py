@@ -13,6 +13,7 @@ class Phase(Enum):
     COMPARING = "comparing"  # without state, while those who have it compare theirs
     RECEIVING = "receiving"  # being sent the reduced gradient of a step that others have applied
     COMPUTING = "computing"  # the user's loop has the shards
+    STOPPING = "stopping"  # its script wants to stop before this step; asking whether all members want that
     GATHERING = "gathering"  # all own shards are summed; waiting for the others' Ready
     REDUCING = "reducing"  # sums are being added; waiting for the others' Done
     APPLYING = "applying"  # the user's loop has the reduced gradient
@@ -31,7 +32,8 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.LOADING: frozenset({Phase.COMPUTING, Phase.BROKEN, Phase.ENDED}),
     Phase.COMPARING: frozenset({Phase.BROKEN, Phase.ENDED}),
     Phase.RECEIVING: frozenset({Phase.APPLYING, Phase.BROKEN, Phase.ENDED}),
-    Phase.COMPUTING: frozenset({Phase.GATHERING, Phase.BROKEN, Phase.ENDED}),
+    Phase.COMPUTING: frozenset({Phase.STOPPING, Phase.GATHERING, Phase.BROKEN, Phase.ENDED}),
+    Phase.STOPPING: frozenset({Phase.COMPUTING, Phase.BROKEN, Phase.ENDED}),
     Phase.GATHERING: frozenset({Phase.REDUCING, Phase.BROKEN, Phase.ENDED}),
     Phase.REDUCING: frozenset({Phase.APPLYING, Phase.BROKEN, Phase.ENDED}),
     Phase.APPLYING: frozenset({Phase.COMPUTING, Phase.TURNING, Phase.BROKEN, Phase.WAITING, Phase.ENDED}),
@@ -47,10 +49,11 @@ PEER_PHASES: Final = frozenset(
         Phase.LOADING,
         Phase.COMPARING,
         Phase.RECEIVING,
+        Phase.STOPPING,
         Phase.GATHERING,
         Phase.REDUCING,
         Phase.TURNING,
     }
 )
 # Phases in the middle of a step. A newer view that is already agreed on can wait for the step's end.
-STEP_PHASES: Final = frozenset({Phase.COMPUTING, Phase.GATHERING, Phase.REDUCING, Phase.APPLYING})
+STEP_PHASES: Final = frozenset({Phase.COMPUTING, Phase.STOPPING, Phase.GATHERING, Phase.REDUCING, Phase.APPLYING})

@@ -31,6 +31,7 @@ from holdfast.membership.messages import Catch, Caught, CaughtUp, Deregister, Ef
 from holdfast.membership.phases import Phase
 from holdfast.membership.reach import Roll
 from holdfast.membership.stepping import Stepping
+from holdfast.membership.stopping import NO_WISH
 from holdfast.membership.view_rules import Plan, Report, Timing, propose_without
 
 
@@ -161,6 +162,7 @@ class Returning(Stepping):
         self._go(Phase.WAITING)
         self.view, self.next, self.kept, self.held, self.assigned = None, None, None, frozenset(), ()
         self.digest = SPENT
+        self.stopping.wishes.own = NO_WISH
         self._formed, self._formed_members = 0, frozenset()
         self._since = None
         self._forget_view()

@@ -11,40 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from holdfast.core.words import View
+from holdfast.membership import messages as m
 from holdfast.membership.agreeing import agreed
 from holdfast.membership.auditing import Auditing, Finding, Rules
 from holdfast.membership.balance import fill_in
 from holdfast.membership.doubting import Doubt, bringers
-from holdfast.membership.messages import (
-    Accuse,
-    Applied,
-    Broadcast,
-    Commit,
-    Compute,
-    Computed,
-    Deregister,
-    Done,
-    Drop,
-    Effect,
-    End,
-    Fetch,
-    Fetched,
-    Give,
-    Heard,
-    Keep,
-    Loaded,
-    PeerLost,
-    Ready,
-    Reduce,
-    Reduced,
-    ReductionFailed,
-    Restore,
-    Restored,
-    Save,
-    Serve,
-)
 from holdfast.membership.phases import TRANSITIONS, Phase
 from holdfast.membership.step_rules import StepRules
+from holdfast.membership.stopping import Stopping
 from holdfast.membership.view_rules import LedgerState, Plan, Report, must_search, reconcile
 
 
@@ -86,6 +60,7 @@ class Stepping(ABC):
         self._pace = 0.0
         self.audits = Auditing(me, shards, rules)
         self.doubt = Doubt()
+        self.stopping = Stopping(self)
         self._leaving: frozenset[str] = frozenset()  # who leaves at the end of this step
         self._change_due = self._save_due = False
         self._save_mark = 0
@@ -98,7 +73,8 @@ class Stepping(ABC):
         """What was heard in one view means nothing in the next."""
         self.plan: Plan | None = None  # of this view, once its members have reported
         self._reports: dict[str, Report] = {}
-        self._ready: dict[int, dict[str, Ready]] = {}
+        self._ready: dict[int, dict[str, m.Ready]] = {}
+        self.stopping.forget_view()
         self._done: dict[int, set[str]] = {}
         self._fetched: set[str] = set()  # who came without state, and has it
         self._results: set[int] = set()  # steps whose reduced gradient a peer has sent me
@@ -110,37 +86,37 @@ class Stepping(ABC):
         self._searched = False  # and there is none; a later view may find what was not there for an earlier one
 
     @abstractmethod
-    def _consider(self, now: float) -> list[Effect]: ...
+    def _consider(self, now: float) -> list[m.Effect]: ...
 
     @abstractmethod
-    def _break(self, reason: str, now: float, *, peer: str = "") -> list[Effect]: ...
+    def _break(self, reason: str, now: float, *, peer: str = "") -> list[m.Effect]: ...
 
     @abstractmethod
-    def _be_evicted(self, reason: str) -> list[Effect]: ...
+    def _be_evicted(self, reason: str) -> list[m.Effect]: ...
 
     @abstractmethod
     def _change_seen(self, now: float) -> bool: ...
 
     @abstractmethod
-    def _propose_planned(self, now: float) -> list[Effect]: ...
+    def _propose_planned(self, now: float) -> list[m.Effect]: ...
 
     @abstractmethod
-    def _turn(self, now: float) -> list[Effect]: ...
+    def _turn(self, now: float) -> list[m.Effect]: ...
 
     @abstractmethod
     def _came_together(self) -> None: ...
 
     @abstractmethod
-    def _come_back(self, now: float) -> list[Effect]: ...
+    def _come_back(self, now: float) -> list[m.Effect]: ...
 
     @abstractmethod
-    def _keep_for_the_late(self, view: View, plan: Plan, before: int) -> list[Effect]: ...
+    def _keep_for_the_late(self, view: View, plan: Plan, before: int) -> list[m.Effect]: ...
 
     @abstractmethod
     def _has_passed(self, reports: Iterable[Report]) -> str: ...
 
     @abstractmethod
-    def _is_level_again(self, step: int, now: float) -> list[Effect]: ...
+    def _is_level_again(self, step: int, now: float) -> list[m.Effect]: ...
 
     def _has_successor(self) -> bool:
         """The ledger shows a newer view than mine, or one where I have none."""
@@ -153,31 +129,36 @@ class Stepping(ABC):
         """Fence: what is said in another view, older or newer, is not for the one I am in."""
         return self.view is not None and view == self.view.number and self.phase is not Phase.BROKEN
 
-    def _heard(self, event: Heard, now: float) -> list[Effect]:
+    def _heard(self, event: m.Heard, now: float) -> list[m.Effect]:
         if not self._listens_to(event.view):
             return []
         message = event.message
-        if isinstance(message, Ready):
+        if isinstance(message, m.Ready):
             self._ready.setdefault(message.step, {})[event.peer] = message
-            return self._reduce_if_ready(now)
-        if isinstance(message, Done):
+            return self.stopping.resolve() or self._reduce_if_ready(now)
+        if isinstance(message, m.Done):
             self._done.setdefault(message.step, set()).add(event.peer)
             return self._commit_if_done()
         if isinstance(message, Report):
             self._reports[event.peer] = message
             return self._reconcile_if_complete(now)
-        if isinstance(message, Fetched):
+        if isinstance(message, m.Fetched):
             self._fetched.add(event.peer)
             return []
+        if isinstance(message, m.Over):
+            self.stopping.wishes.heard(event.peer, message.step, message.reason)
+            return self.stopping.resolve()
         self._results.add(message.step)  # it may come before the last report, and so before I know that I lack it
         return self._receive_if_sent()
 
-    def _peer_lost(self, event: PeerLost, now: float) -> list[Effect]:
+    def _peer_lost(self, event: m.PeerLost, now: float) -> list[m.Effect]:
         if self._listens_to(event.view):
             self._lost[event.peer] = event.reason  # `handle` looks at it whenever I wait for peers
         return []
 
     def _has_all_from(self, member: str) -> bool:
+        if self.phase is Phase.STOPPING:
+            return not self.stopping.wishes.unheard(self.step_here, [member])
         if self.view is None or self.phase not in (Phase.GATHERING, Phase.COMPARING, Phase.REDUCING):
             return False
         step = self.step_here
@@ -205,9 +186,10 @@ class Stepping(ABC):
             return Report(None, (), False, self.digest, former, self._searched, self._pace, size, self.doubt.stands)
         kept = self.kept is not None and self.kept == self.next - 1
         held = tuple(sorted(self.held))
-        return Report(self.next, held, kept, "", former, False, self._pace, size, self.doubt.stands)
+        over = self.stopping.wishes.for_step(self.next)
+        return Report(self.next, held, kept, "", former, False, self._pace, size, self.doubt.stands, over)
 
-    def _reconcile_if_complete(self, now: float) -> list[Effect]:
+    def _reconcile_if_complete(self, now: float) -> list[m.Effect]:
         assert self.view is not None
         if self.phase is not Phase.FORMING or len(self._reports) < len(self.view.members):
             return []
@@ -221,6 +203,7 @@ class Stepping(ABC):
         plan = self.step_rules.settle(plan, self._reports, self.shards)
         plan = self.plan = self.doubt.planned(plan, self.view, self._reports)
         self.audits.doubted = plan.step if plan.compares else -1
+        self.stopping.wishes.planned(self.me, plan, self.view.members, self._reports)
         self.room = self.step_rules.room(self.shards, self.view, self._reports)
         paces = fill_in({member: self._reports[member].pace for member in self.view.members})
         self.shares = self.step_rules.shares(self.room, self.view.members, paces)
@@ -231,18 +214,18 @@ class Stepping(ABC):
             return self._reduce_if_ready(now)
         if self.me in plan.fetches:
             self._go(Phase.LOADING)
-            return [Fetch(plan.step, plan.fetches[self.me])]
-        effects: list[Effect] = self._keep_for_the_late(self.view, plan, before)
+            return [m.Fetch(plan.step, plan.fetches[self.me])]
+        effects: list[m.Effect] = self._keep_for_the_late(self.view, plan, before)
         if any(self.me in sources for sources in plan.fetches.values()) and not plan.compares:
-            effects.append(Serve(plan.step, tuple(plan.fetches)))
-        effects += [Give(to, plan.step - 1) for to, giver in plan.gives.items() if giver == self.me]
+            effects.append(m.Serve(plan.step, tuple(plan.fetches)))
+        effects += [m.Give(to, plan.step - 1) for to, giver in plan.gives.items() if giver == self.me]
         if self.me in plan.gives:
             self._go(Phase.RECEIVING)
             self.reason = f"waiting for {plan.gives[self.me]} to send the gradient of step {plan.step - 1}"
             return effects + self._receive_if_sent()
         return effects + self._start(plan.step, plan.assignment[self.me])
 
-    def _search(self, view: View) -> list[Effect]:
+    def _search(self, view: View) -> list[m.Effect]:
         """One looks for a checkpoint; the others, who are told what it found, get the state from its memory."""
         if self.me != view.members[0]:
             self.reason = f"waiting for {view.members[0]} to look for a checkpoint"
@@ -251,9 +234,9 @@ class Stepping(ABC):
             return []
         self.searching = True
         self.reason = "looking for a checkpoint"
-        return [Restore()]
+        return [m.Restore()]
 
-    def _restored(self, event: Restored, now: float) -> list[Effect]:
+    def _restored(self, event: m.Restored, now: float) -> list[m.Effect]:
         """The state is this worker's now, whatever has become of the view meanwhile."""
         assert self.next is None, f"at step {self.next}, restored to {event.step}"
         self.next = event.step
@@ -261,7 +244,7 @@ class Stepping(ABC):
             return []
         self.searching, self._searched = False, event.step is None
         mine = self._reports[self.me] = self._report(self._reports[self.me].former)
-        return [Broadcast(mine), *self._reconcile_if_complete(now)]
+        return [m.Broadcast(mine), *self._reconcile_if_complete(now)]
 
     def readers(self) -> tuple[str, ...]:
         """The members of this view that may still be reading the state that I started this step with."""
@@ -299,13 +282,24 @@ class Stepping(ABC):
         """Whether that one's shards of this step, or of a later one, are done."""
         return any(member in ready for number, ready in self._ready.items() if number >= step)
 
-    def _loaded(self, event: Loaded, now: float) -> list[Effect]:
+    def has_applied(self, member: str, step: int) -> bool:
+        """Whether that one had applied this step when the view began, or is given a later state in it."""
+        report, plan = self._reports.get(member), self.plan
+        if plan is None or report is None:
+            return False
+        return (plan.step if member in plan.fetches else report.next or 0) > step
+
+    def is_ready(self, step: int) -> bool:
+        """Whether any member's shards of this step are done."""
+        return bool(self._ready.get(step))
+
+    def _loaded(self, event: m.Loaded, now: float) -> list[m.Effect]:
         if self.phase is not Phase.LOADING or self.plan is None or event.step != self.plan.step:
             return []
         effects = self._is_level_again(event.step, now)
-        return [*effects, Broadcast(Fetched(event.step)), *self._start(event.step, ())]
+        return [*effects, m.Broadcast(m.Fetched(event.step)), *self._start(event.step, ())]
 
-    def _receive_if_sent(self) -> list[Effect]:
+    def _receive_if_sent(self) -> list[m.Effect]:
         if self.phase is not Phase.RECEIVING or self.next not in self._results:
             return []
         return self._commit(self.next, received=True)
@@ -317,19 +311,22 @@ class Stepping(ABC):
 
     # ---- a step
 
-    def _start(self, step: int, shards: tuple[int, ...]) -> list[Effect]:
+    def _start(self, step: int, shards: tuple[int, ...]) -> list[m.Effect]:
         assert self.next is None or self.next == step, f"at step {self.next}, told to start {step}"
         self.next = step
         self.assigned = shards
         self._inside, self._left_at = True, 0
-        missing = tuple(shard for shard in shards if shard not in self.held)
         self._go(Phase.COMPUTING)
         self.reason = ""
-        plan = self.plan
-        assignment = plan.assignment if plan is not None and plan.step == step else self.shares
-        return [Compute(step, missing, self.audits.extra(step, assignment))]
+        return [self.to_compute(step)]
 
-    def _computed(self, event: Computed, now: float) -> list[Effect]:
+    def to_compute(self, step: int) -> m.Compute:
+        plan = self.plan
+        missing = tuple(shard for shard in self.assigned if shard not in self.held)
+        assignment = plan.assignment if plan is not None and plan.step == step else self.shares
+        return m.Compute(step, missing, self.audits.extra(step, assignment))
+
+    def _computed(self, event: m.Computed, now: float) -> list[m.Effect]:
         if self.phase is not Phase.COMPUTING:
             return []
         assert event.step == self.next
@@ -339,13 +336,13 @@ class Stepping(ABC):
         self._go(Phase.GATHERING)
         self._pace = event.pace or self._pace
         flags = self._change_seen(now), self.leave_asked, self.ledger.stop, event.save, event.saving, self._pace
-        ready = Ready(event.step, self.assigned, *flags, said=event.said, mark=event.mark, over=event.over)
+        ready = m.Ready(event.step, self.assigned, *flags, said=event.said, mark=event.mark, over=event.over)
         self._ready.setdefault(event.step, {})[self.me] = ready
         self.reason = "waiting for the others' shards"
-        effects = [Broadcast(ready), *self._propose_planned(now)]
+        effects = [m.Broadcast(ready), *self._propose_planned(now)]
         return [*effects, *self._consider(now), *self._reduce_if_ready(now)]
 
-    def _reduce_if_ready(self, now: float) -> list[Effect]:
+    def _reduce_if_ready(self, now: float) -> list[m.Effect]:
         if self.phase not in (Phase.GATHERING, Phase.COMPARING):
             return []
         assert self.view is not None
@@ -359,7 +356,7 @@ class Stepping(ABC):
             return [*self._break(f"step {step} is not covered exactly once: {brought}", now)]
         finding = self.audits.judge(step, members, {one: ready[one].said for one in members})
         if finding is not None:
-            return [Accuse(finding), *self._follow(finding, now)]
+            return [m.Accuse(finding), *self._follow(finding, now)]
         self.doubt.settled()
         if len(members) < len(self.view.members):
             return self._break("those who have the state agree: others can fetch it", now) + self._consider(now)
@@ -371,9 +368,9 @@ class Stepping(ABC):
             self.shares = better
             self.moved += 1
         self._go(Phase.REDUCING)
-        return [Reduce(step, brought, together.over)]
+        return [m.Reduce(step, brought, together.over)]
 
-    def _follow(self, finding: Finding, now: float) -> list[Effect]:
+    def _follow(self, finding: Finding, now: float) -> list[m.Effect]:
         """All members come to the same finding, and nothing of this step is committed.
 
         Who ends drops nothing: its connections close with its process, when the others have heard all that they need.
@@ -392,21 +389,21 @@ class Stepping(ABC):
         self._leaving = frozenset(finding.liars)  # the next view does without them, whatever the ledger says
         return effects + self._consider(now)
 
-    def _reduced(self, event: Reduced, now: float) -> list[Effect]:
+    def _reduced(self, event: m.Reduced, now: float) -> list[m.Effect]:
         if self.phase is not Phase.REDUCING or event.step != self.next:
             return []
         if not self.two_rounds:
             return self._commit(event.step, received=False)
         self._done.setdefault(event.step, set()).add(self.me)
         self.reason = "waiting for the others' slices"
-        return [Broadcast(Done(event.step)), *self._commit_if_done()]
+        return [m.Broadcast(m.Done(event.step)), *self._commit_if_done()]
 
-    def _reduction_failed(self, event: ReductionFailed, now: float) -> list[Effect]:
+    def _reduction_failed(self, event: m.ReductionFailed, now: float) -> list[m.Effect]:
         if self.phase is not Phase.REDUCING or event.step != self.next:
             return []
         return self._break(event.reason, now, peer=event.peer) + self._consider(now)
 
-    def _commit_if_done(self) -> list[Effect]:
+    def _commit_if_done(self) -> list[m.Effect]:
         if self.phase is not Phase.REDUCING or not self.two_rounds:
             return []
         assert self.view is not None and self.next is not None
@@ -414,7 +411,7 @@ class Stepping(ABC):
             return []
         return self._commit(self.next, received=False)
 
-    def _commit(self, step: int, *, received: bool) -> list[Effect]:
+    def _commit(self, step: int, *, received: bool) -> list[m.Effect]:
         self.kept = step
         self._steps_here += 1
         self.held = frozenset()
@@ -422,29 +419,29 @@ class Stepping(ABC):
         self._done.pop(step, None)
         self._go(Phase.APPLYING)
         self.reason = ""
-        return [Commit(step, received), *([Keep(step, self._keep_s)] if step in self._keeps else [])]
+        return [m.Commit(step, received), *([m.Keep(step, self._keep_s)] if step in self._keeps else [])]
 
-    def _applied(self, event: Applied, now: float) -> list[Effect]:
+    def _applied(self, event: m.Applied, now: float) -> list[m.Effect]:
         assert self.phase is Phase.APPLYING and event.step == self.next and self.view is not None
         self.next = event.step + 1
         self._inside = False
         if self._stop:
             end = self._end("stopped", self._stop, save=self.checkpoints)
-            return [Drop(self.view.number, "the run stops"), Deregister(), end]
+            return [m.Drop(self.view.number, "the run stops"), m.Deregister(), end]
         if self.me in self._leaving:
             alone = self._leaving >= set(self.view.members)
             end = self._end("left", "asked to leave", save=self.checkpoints and alone)
-            return [Drop(self.view.number, "leaving"), Deregister(), end]
-        saves: list[Effect] = []
+            return [m.Drop(self.view.number, "leaving"), m.Deregister(), end]
+        saves: list[m.Effect] = []
         if event.save and self.checkpoints:
             # Without a mark: who was sent the mean of this step does not know the one that the others agreed on.
-            saves = [Save(self.next, self.view.members, wanted=True)]
+            saves = [m.Save(self.next, self.view.members, wanted=True)]
         elif self._save_due and self.checkpoints:
-            saves = [Save(self.next, self.view.members, self._save_mark)]
+            saves = [m.Save(self.next, self.view.members, self._save_mark)]
         self._save_due = False
         return [*saves, *self._after_applied(now)]
 
-    def _after_applied(self, now: float) -> list[Effect]:
+    def _after_applied(self, now: float) -> list[m.Effect]:
         if self._left_at:
             return self._come_back(now)
         if self._leaving:  # the group is over with it, whatever the ledger says
@@ -459,7 +456,7 @@ class Stepping(ABC):
             return self._break("the others went on to a newer view", now) + self._consider(now)
         return self._go_on()
 
-    def _go_on(self) -> list[Effect]:
+    def _go_on(self) -> list[m.Effect]:
         """The next step, in the same view."""
         assert self.next is not None
         plan = self.plan
@@ -469,10 +466,10 @@ class Stepping(ABC):
 
     # ---- phases
 
-    def _end(self, kind: str, reason: str, *, save: bool = False) -> End:
+    def _end(self, kind: str, reason: str, *, save: bool = False) -> m.End:
         self._go(Phase.ENDED)
         self.reason = reason
-        return End(kind, reason, save)
+        return m.End(kind, reason, save)
 
     def _go(self, phase: Phase) -> None:
         assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"

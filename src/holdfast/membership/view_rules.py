@@ -109,6 +109,7 @@ class Report:
     pace: float = 0.0  # seconds that a shard takes it; 0: not known yet
     size: int = 0  # where steps need not be whole: how many workers the run is meant to have, as it has heard
     doubt: bool = False  # it was offered states that differ, or has heard so: see doubting.py
+    over: str = ""  # its script wants to stop before that step, and why: see stopping.py
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ from holdfast.membership.phases import Phase
 NAMED_MAX: Final = 4
 _ORDER: Final = {
     phase: place
-    for place, phase in enumerate((Phase.FORMING, Phase.RECEIVING, Phase.COMPUTING, Phase.GATHERING, Phase.REDUCING))
+    for place, phase in enumerate(
+        (Phase.FORMING, Phase.RECEIVING, Phase.COMPUTING, Phase.STOPPING, Phase.GATHERING, Phase.REDUCING)
+    )
 }
 LEAVE_S: Final = 1.5  # without a word from those that it waits for
 
@@ -47,6 +49,7 @@ def _find(machine: Machine) -> tuple[WaitKind, str, tuple[str, ...]]:
     what = {
         Phase.FORMING: "to say where they stand in view" if len(whom) > 1 else "to say where it stands in view",
         Phase.RECEIVING: "to send the mean of step",
+        Phase.STOPPING: "to say whether to stop before step",
         Phase.GATHERING: "to be ready in step",
         Phase.COMPARING: "to compare the state of step",
         Phase.REDUCING: "to add up step",
@@ -67,6 +70,8 @@ def _missing(machine: Machine) -> tuple[str, ...]:
     if machine.phase is Phase.FORMING:
         missing = tuple(member for member in members if member not in machine._reports)
         return missing or tuple(member for member in members[:1] if member != machine.me)  # it looks for a checkpoint
+    if machine.phase is Phase.STOPPING:
+        return machine.stopping.wishes.unheard(step, members)
     if machine.phase in (Phase.GATHERING, Phase.COMPARING):
         heard = machine._ready.get(machine.step_here, {})
         needed = bringers(machine.plan, machine.view, machine.step_here) if machine.view else ()

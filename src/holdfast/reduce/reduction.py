@@ -84,7 +84,7 @@ class Kept:
     metrics: Mapping[str, float]
     is_intact: Callable[[], bool]  # False: the memory was used for a later step meanwhile
     shards: tuple[int, ...] | None = None  # those that it is the mean of; None: all of the step
-    over: str = ""  # a member's script wants no further steps after this one, and why
+    over: str = ""  # a member's script wants no further steps, and why
     gathered: Mapping[int, str] = field(default_factory=dict)  # shard -> what its lines gave to step.gather
 
     def note(self) -> dict[str, Any]:

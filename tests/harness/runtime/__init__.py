@@ -19,6 +19,7 @@ gives the same run.
     storage.py    checkpoints
     agent.py      starts, buries and replaces workers
     faults.py     what goes wrong
+    steadiness.py while the ledger is away, steps go on
     books.py      the promises: the same bits whatever fails, and nobody waits for ever
     scenario.py   runs that a person has written down as text
     world.py      all of it

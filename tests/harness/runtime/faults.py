@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.core.words import host_of
+from holdfast.membership.phases import Phase
 from tests.harness.runtime.process import Process
 
 if TYPE_CHECKING:
@@ -16,30 +17,67 @@ ANYWHERE = (
     *("leader", "outage", "gap", "lag", "lease"),
 )
 BETWEEN_HOSTS = ("partition", "partition", "isolate")
+STEADY = ("join", "agent", "leader", "outage")  # members that train together go on doing so
+# Where an ambush waits for a worker, and what is done there besides what may happen anywhere.
+MOMENTS: dict[Phase, tuple[str, ...]] = {
+    Phase.FORMING: ("kill", "reset"),
+    Phase.LOADING: ("kill", "reset"),
+    Phase.RECEIVING: ("kill", "reset"),
+    Phase.STOPPING: ("kill", "reset", "join"),
+    Phase.GATHERING: ("kill", "stop", "join"),
+    Phase.REDUCING: ("kill", "reset", "kill", "reset"),
+    Phase.APPLYING: ("kill", "reset", "join"),
+    Phase.TURNING: ("outage", "outage", "leader", "agent", "kill"),
+}
+SPRINGS = 0.3  # of the worker's turns in that moment
 
 
 class Faults:
     def __init__(self, world: World) -> None:
         self._world = world
         self._rng = world.timeline.rng
+        self._ambushes: list[tuple[Phase, str]] = []
 
     def strike(self) -> None:
-        """Something goes wrong with somebody."""
-        world = self._world
+        """Something goes wrong with somebody, now or in a moment of the protocol that comes."""
+        world, rng = self._world, self._rng
         living = [process for process in world.living() if process.stopped_until <= world.timeline.now]
         if world.is_done or not living:
             return
         kinds = ANYWHERE + BETWEEN_HOSTS if world.schedule.hosts > 1 else ANYWHERE
-        self.do(world.schedule.fault or self._rng.choice(kinds), self._rng.choice(living))
+        if world.schedule.ambushes and rng.random() < world.schedule.ambushes:
+            moment = rng.choice(list(MOMENTS))
+            kind = rng.choice(MOMENTS[moment] if rng.random() < 0.7 else kinds)
+            if moment is Phase.TURNING:
+                self.do("join", rng.choice(living))  # else nobody turns
+            self._ambushes.append((moment, world.schedule.fault or kind))
+            world.timeline.after_turn = self._spring
+        else:
+            self.do(world.schedule.fault or rng.choice(kinds), rng.choice(living))
+
+    def _spring(self, process: Process) -> None:
+        """A process has had its turn. Whoever is struck then is that one, or another that is with it."""
+        world, phase = self._world, process.phase
+        for ambush in self._ambushes:
+            if ambush[0] is phase and self._rng.random() < SPRINGS:
+                self._ambushes.remove(ambush)
+                living = [one for one in world.living() if one.stopped_until <= world.timeline.now]
+                victim = process if self._rng.random() < 0.6 or not living else self._rng.choice(living)
+                if not world.is_done and process.alive:
+                    self.do(ambush[1], victim)
+                return
 
     def do(self, kind: str, process: Process, for_s: float | None = None) -> None:
         self._world.trace("fault:", kind, process.id)
         self._world.books.disturbed()
+        if kind not in STEADY:
+            self._world.steadiness.disturbed()
         getattr(self, kind)(process, for_s)
 
     def _later(self, delay_s: float, act: Callable[[], object]) -> None:
         def end() -> None:
             self._world.books.disturbed()
+            self._world.steadiness.disturbed()
             act()
 
         self._world.timeline.after(delay_s, end)

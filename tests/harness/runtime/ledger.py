@@ -65,6 +65,7 @@ class LedgerService:
 
     def go_down(self) -> None:
         self.up = False
+        self._world.steadiness.ledger_goes_away()
 
     def come_up(self) -> None:
         self.up = True

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from tests.harness.runtime.process import Process
     from tests.harness.runtime.world import World
 
-DELAYS_S = (0.0002, 0.0002, 0.001, 0.001, 0.005, 0.03)
+DELAYS_S = {
+    "quick": (0.0002, 0.0002, 0.001, 0.001, 0.005, 0.03),
+    "slow": (0.001, 0.01, 0.01, 0.03, 0.1, 0.3),
+}
 ENDED = select.POLLIN | select.POLLRDHUP | select.POLLHUP
 AGAIN_S = 0.05
 
@@ -150,13 +153,14 @@ class Network:
     def __init__(self, world: World) -> None:
         self._world = world
         self.timeline = world.timeline
+        self._delays_s = DELAYS_S[world.schedule.network]
         self.descriptors: dict[int, Any] = {}
         self.sockets: dict[str, list[VirtualSocket]] = {}
         self._cuts: dict[tuple[str, str], int] = {}  # (from, to), of workers or hosts -> how many cuts
 
     def delay(self) -> float:
         rng = self.timeline.rng
-        return rng.choice(DELAYS_S) * (0.5 + rng.random())
+        return rng.choice(self._delays_s) * (0.5 + rng.random())
 
     # ---- cuts
 

@@ -223,7 +223,7 @@ class Process:
             self.kernel.sleep(self.hangs_until - self.kernel.now())
 
     def shard_s(self) -> float:
-        return self.speed_s * (0.5 + self.world.timeline.rng.random())
+        return self.world.schedule.shards_take * self.speed_s * (0.5 + self.world.timeline.rng.random())
 
     def line_s(self, at_most_s: float) -> float:
         return at_most_s * self.world.timeline.rng.random()
@@ -239,6 +239,10 @@ class Process:
         """It may wait outside for as long as nobody needs it."""
         machine = self.run._worker.machine if self.run is not None else None
         return machine is not None and machine.phase is Phase.WAITING and len(machine.ledger.ids) > machine.ledger.size
+
+    @property
+    def phase(self) -> Phase | None:
+        return self.run._worker.machine.phase if self.run is not None else None
 
     @property
     def place(self) -> object:

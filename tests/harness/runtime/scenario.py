@@ -29,10 +29,11 @@ SCRIPT = {"shards": "shards", "evaluate every": "evaluates_every", "stop after":
 
 @dataclass(frozen=True)
 class Act:
-    """Something that happens at a moment, or when the first worker has applied a step."""
+    """Something that happens by the clock, when the first worker has applied a step, or after a worker's event."""
 
     at_s: float | None
     at_step: int | None
+    after: tuple[str, str] | None  # worker and event
     what: Callable[[World], object]
 
 
@@ -64,7 +65,9 @@ class Scenario:
     def _play(self, schedule: Schedule, keep_trace: bool) -> World:
         world = World(schedule, quiet_outcome(schedule.script), keep_trace=keep_trace)
         for act in self.acts:
-            if act.at_s is not None:
+            if act.after is not None:
+                world.when_told.setdefault(act.after, []).append((act.at_s or 0.0, partial(act.what, world)))
+            elif act.at_s is not None:
                 world.timeline.at(act.at_s, partial(act.what, world))
             else:
                 assert act.at_step is not None
@@ -103,6 +106,8 @@ def _setting(scenario: Scenario, line: str) -> bool:
         scenario.schedule["save_every"] = int(match[1])
     elif match := re.fullmatch(rf"late after {NUMBER}s", line):
         scenario.schedule["late_s"] = float(match[1])
+    elif match := re.fullmatch(rf"shards take {NUMBER} times", line):
+        scenario.schedule["shards_take"] = float(match[1])
     elif line == "evaluate first":
         scenario.script["evaluates_first"] = True
     else:
@@ -133,12 +138,17 @@ def _loops(scenario: Scenario, line: str) -> bool:
 
 
 def _act(scenario: Scenario, line: str) -> bool:
+    if match := re.fullmatch(rf"{NUMBER}s after (w\d+\.\d+(?:@\w+)?) (\w+),? (.+)", line):
+        what = _what(match[4])
+        if what is not None:
+            scenario.acts.append(Act(float(match[1]), None, (match[2], match[3]), what))
+        return what is not None
     match = re.fullmatch(rf"at (?:step (\d+)|{NUMBER}s),? (.+)", line)
     what = _what(match[3]) if match is not None else None
     if match is None or what is None:
         return False
     at_step, at_s = (int(match[1]), None) if match[1] else (None, float(match[2]))
-    scenario.acts.append(Act(at_s, at_step, what))
+    scenario.acts.append(Act(at_s, at_step, None, what))
     return True
 
 

@@ -63,6 +63,7 @@ class Timeline:
         self.rng = random.Random(f"turns {seed}")
         self.over = False
         self.events = 0
+        self.after_turn: Callable[[Any], object] | None = None  # called with the owner of a task that has had its turn
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._sequence = 0
         self.hub = getcurrent()
@@ -129,6 +130,8 @@ class Timeline:
         torch._C._set_grad_enabled(task.grad_mode)
         task.greenlet.switch()
         torch._C._set_grad_enabled(True)
+        if self.after_turn is not None:
+            self.after_turn(task.owner)
 
     def close(self) -> None:
         """Let go of everything that still waits."""

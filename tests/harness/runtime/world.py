@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.harness.runtime.network import Network
 from tests.harness.runtime.process import Process
 from tests.harness.runtime.schedule import Schedule, Violation
 from tests.harness.runtime.scripts import Script
+from tests.harness.runtime.steadiness import Steadiness
 from tests.harness.runtime.storage import Storage
 from tests.harness.runtime.timeline import Timeline
 
@@ -28,11 +30,15 @@ class World:
         self.is_lossy = schedule.faults > 0
         self.is_done = False  # a worker's script has come to its end
         self.kinds: set[tuple[str, str]] = set()  # of events, by worker
+        self.when_told: dict[
+            tuple[str, str], list[tuple[float, Callable[[], object]]]
+        ] = {}  # what a scenario does then
         self.processes: dict[str, Process] = {}
         self.network = Network(self)
         self.books = Books(self, expected)
         self.ledger = LedgerService(self)
         self.storage = Storage(self)
+        self.steadiness = Steadiness(self)
         self.faults = Faults(self)
         self.agent = Agent(self)
 
@@ -40,7 +46,7 @@ class World:
         schedule, timeline = self.schedule, self.timeline
         self.agent.open(schedule.workers, schedule.spares)
         for _ in range(schedule.faults):
-            timeline.after(timeline.rng.uniform(0.0, 3.0 + schedule.script.steps * 0.4), self.faults.strike)
+            self._plan_fault()
         self._look()
         self._end_leases()
         try:
@@ -51,6 +57,15 @@ class World:
                 raise Violation(f"not finished after {timeline.now:.0f} s; {self.books.waiting()}")
         finally:
             self._close()
+
+    def _plan_fault(self) -> None:
+        rng, script, strike = self.timeline.rng, self.schedule.script, self.faults.strike
+        if not self.schedule.in_steps:
+            self.timeline.after(rng.uniform(0.0, 3.0 + script.steps * 0.4), strike)
+            return
+        step, delay_s = rng.randrange(script.steps), rng.choice((0.0, 0.02, 0.2, 1.0)) * rng.random()
+        acts = self.books.when_applied.setdefault(step, [])
+        acts.append(lambda: self.timeline.after(delay_s, strike))
 
     def _close(self) -> None:
         self.timeline.close()
@@ -79,6 +94,8 @@ class World:
         if self.lines is not None:
             self.trace(process.id, kind, fields)
         self.kinds.add((process.id, kind))
+        for delay_s, act in self.when_told.pop((process.id, kind), []):
+            self.timeline.after(delay_s, act)
         self.books.told(process, kind, fields)
 
 

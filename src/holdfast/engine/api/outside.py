@@ -25,17 +25,15 @@ from holdfast.engine.api.evaluating import Chunks, Weighed, put_together
 from holdfast.engine.api.position import Position
 from holdfast.engine.api.records import Records
 from holdfast.engine.collectives import Collectives
-from holdfast.engine.sharing import LAST
 from holdfast.engine.worker import Worker
 from holdfast.events import EventLog
-from holdfast.membership.messages import Place
+from holdfast.membership.messages import Place, StopAsked
 
 TELL_S = 0.05  # results of an evaluation are told about so often
 IDLE_S, IDLE_CHUNKS = 0.5, 4.0  # without news of a chunk for so long, and so many chunks' time, it is computed here too
 TELLERS = 2
-ASKED_S = 2.0  # whether one that is lost here has died or has gone on: the ledger says so within that, or cannot
 NOT_EVERYWHERE = (
-    "run.stop was not called on every worker at the same place, so all of them end after the next step; "
+    "run.stop was not called on every worker at the same place, so all of them end two steps later; "
     "decide on values that are the same everywhere: run.metrics, run.best or step.metrics"
 )
 
@@ -66,8 +64,6 @@ class Outside:
         self._calls = 0  # at this place
         self._warned: set[str] = set()
         self.over = ""  # the script wants no further steps, on this worker and not on all of them
-        # A call of run.stop, who went on before it was heard, and in which view that was.
-        self._doubt: tuple[Place, list[str], int] | None = None
         self.collectives = Collectives(self)
         self.save_wanted = False  # the state after the step that is being applied is the best so far
 
@@ -180,59 +176,31 @@ class Outside:
         if self._position.passing() or self._records.stop is not None:
             return
         step = base[0] + base[1]
-        if self._all_stop((*base, LAST), reason):
-            self.end_after(step, reason)
+        if not self._worker.attendance.in_step and len(self.members()) > 1:
+            self.not_everywhere(reason)
             return
-        self.over = reason
-        if self._doubt is None:
-            self._warn("stop", NOT_EVERYWHERE)
+        self._worker.tell(StopAsked(step, reason))
+        self._worker.drain()
+        self._wait_for_stop(step, (*base, self._calls - 1))
+        agreed = self._worker.machine.stopping.wishes.agreed(step, self.members())
+        if agreed:
+            self.end_after(step, agreed)
 
-    def _all_stop(self, place: Place, reason: str) -> bool:
-        if not self._worker.attendance.in_step:
-            return not self.sharing.others()
-        self._worker.share(place, {"stop": reason})
+    def _wait_for_stop(self, step: int, place: Place) -> None:
+        """Until all others have asked for it too, are lost, or have passed this place: if not all have, the next step
+        begins with the question (StepEngine.stops_here)."""
 
-        def missing() -> list[str]:
-            return [one for one in self._others(place) if "stop" not in self.sharing.at(place).get(one, {})]
+        def missing() -> tuple[str, ...]:
+            return self._worker.machine.stopping.wishes.unheard(step, self._others(place))
 
         with self._waiting("the others to come to run.stop"):
-            while members := missing():
-                if any(self.sharing.has_passed(one, place, calls=self._calls) for one in members):
-                    return False
+            while (members := missing()) and not any(self.sharing.has_passed(one, place) for one in members):
                 self.wait_for(members, place, "run.stop", refuse=False)
-            if gone_on := self._gone_on(place):
-                self._doubt = (place, gone_on, self._worker.machine._number())
-        return self._doubt is None
 
-    def _gone_on(self, place: Place) -> list[str]:
-        """Those of my view whom I have lost, and not because they died: the next view, which has come, has them."""
-        machine, until = self._worker.machine, self._worker.clock() + ASKED_S
-        while (view := machine.view) is not None and self._worker.clock() < until:
-            said, newest = self.sharing.at(place), machine.ledger.view
-            unheard = [one for one in view.members if one != machine.me and "stop" not in said.get(one, {})]
-            unheard = [one for one in unheard if one in machine.ledger.ids]
-            if newest is not None and newest.number > view.number:
-                return [one for one in unheard if one in newest.members]
-            if not unheard:
-                break
-            self._worker.listen()
-        return []
-
-    def settle_stop(self) -> None:
-        """A view has come, and all say again in it what they said: so whether those who went on have stopped, too.
-
-        One that is given the mean of that step only now has not come to its lines yet.
-        """
-        machine = self._worker.machine
-        if self._doubt is None or machine._number() == self._doubt[2]:
-            return
-        (place, gone_on, _), self._doubt, plan = self._doubt, None, machine.plan
-        others, said = self.sharing.others(), self.sharing.at(place)
-        been_there = [one for one in gone_on if one in others and not (plan and plan.gives_mean(one, place[0]))]
-        if all("stop" in said.get(one, {}) for one in been_there):
-            self.end_after(place[0] + place[1], self.over)
-        else:
-            self._warn("stop", NOT_EVERYWHERE)
+    def not_everywhere(self, reason: str) -> None:
+        """Others go on: all end two steps later, if this worker comes to the first of them."""
+        self.over = reason
+        self._warn("stop", NOT_EVERYWHERE)
 
     def end_after(self, step: int, reason: str) -> None:
         """All workers know: the loops over steps end when the run has had so many."""

@@ -69,6 +69,10 @@ class Records:
         self._results: dict[str, Any] = {}  # by place between loops
         self.stop: tuple[int, str] | None = None
 
+    def stops_before(self, step: int) -> str:
+        """Why no loop takes this step; empty: the script has not stopped, or later."""
+        return self.stop[1] if self.stop is not None and step >= self.stop[0] else ""
+
     def add(self, name: str, value: float, step: int) -> None:
         known = self._known.get(name)
         if known is not None:

@@ -140,8 +140,9 @@ class Run:
 
     @property
     def stopped(self) -> str:
-        """Why the script has ended the training with `run.stop`; empty: it has not."""
-        return self._loops.records.stop[1] if self._loops.records.stop is not None else ""
+        """Why the script has ended the training with `run.stop`; empty: it has not, or only after a step to come."""
+        current = self.engine.current
+        return self._loops.records.stops_before(self.step if current is None else current.number + current.complete)
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -204,9 +205,11 @@ class Run:
         try:
             while True:
                 number = engine.next_step()
-                self._outside.settle_stop()
-                over = not loops.is_passing and (self._loops.is_left(goal) or self._is_over(number, count, epochs))
+                left = not loops.is_passing and self._loops.is_left(goal, number)
+                over = left or (not loops.is_passing and self._is_over(number, count, epochs))
                 turn = loops.turn(over=over)
+                if turn is Turn.STEP and engine.stops_here():
+                    turn = loops.turn(over=self._loops.is_left(goal, number))
                 if turn is Turn.AHEAD:
                     self._worker.replace_me("its script has been through a loop that the run's state has not")
                 if turn is not Turn.STEP:
