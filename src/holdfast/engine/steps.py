@@ -1,6 +1,6 @@
 """The step engine: one step after another, whoever owns the loop.
 
-    while engine.next_step() < steps:          # waits for the run's state; a joiner's may be far ahead
+    while engine.next_step() < steps and not engine.stops_here():  # waits for the run's state: perhaps far ahead
         engine.begin()
         while not engine.reduce():             # False: there are shards to compute, perhaps those of a lost peer
             while (shard := engine.open_shard()) is not None:
@@ -90,6 +90,8 @@ class Wishes(Protocol):
 
     over: str  # why the script wants no further steps, where not all workers have asked for it
 
+    def stops_before(self, step: int) -> str: ...
+
     def not_everywhere(self, reason: str) -> None: ...
 
     def takes_save(self) -> bool: ...
@@ -170,6 +172,8 @@ class StepEngine:
         Waits for the others' word, where this worker's script has asked for it. False: the step is to be taken.
         """
         step, worker = self.next_step(), self._worker
+        if self.wishes is not None and self.wishes.stops_before(step):
+            return True
         while reason := worker.machine.stopping.wishes.for_step(step):
             self._pulse.enter(Activity.WAITING, step)
             worker.tell(m.StepRefused(step))
@@ -180,7 +184,7 @@ class StepEngine:
                 return True
             if isinstance(
                 directive, m.Commit
-            ):  # the others went on without this worker, which was late, and it has their mean
+            ):  # it was late: the others took the step without it, and gave it the mean
                 worker.put_back(directive)
                 self._pending = m.Compute(step, ())
                 return False
