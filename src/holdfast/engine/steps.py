@@ -146,9 +146,7 @@ class StepEngine:
         if self._pending is None:
             self._pulse.adopt()
             self._pulse.enter(Activity.WAITING, self._worker.machine.next or 0)
-            directive = self._worker.attendance.due() or self._worker.advance()
-            assert isinstance(directive, m.Compute), directive
-            self._pending = directive
+            self._pending = self._to_begin(self._worker.attendance.due() or self._worker.advance())
         return self._pending.step
 
     def begin(self) -> StepState:
@@ -166,6 +164,15 @@ class StepEngine:
         self._pulse.enter(Activity.SCRIPT, number)
         return state
 
+    def _to_begin(self, directive: m.Compute | m.Commit | m.Halt) -> m.Compute:
+        """The step to begin with. The others may have taken it without this worker, which was long in its lines, was
+        left out and is taken in again: then it is given the mean when it has begun the step, without shards."""
+        if isinstance(directive, m.Commit):
+            self._worker.put_back(directive)
+            return m.Compute(directive.step, ())
+        assert isinstance(directive, m.Compute), directive
+        return directive
+
     def stops_here(self) -> bool:
         """Whether all workers stop before the next step, as their scripts have asked. Call it before `begin`.
 
@@ -182,13 +189,9 @@ class StepEngine:
             if isinstance(directive, m.Halt):
                 self.wishes.end_after(step, directive.reason)
                 return True
-            if isinstance(
-                directive, m.Commit
-            ):  # it was late: the others took the step without it, and gave it the mean
-                worker.put_back(directive)
-                self._pending = m.Compute(step, ())
+            self._pending = self._to_begin(directive)
+            if isinstance(directive, m.Commit):
                 return False
-            self._pending = directive
             if not worker.machine.stopping.wishes.for_step(step):  # else a view has come, in which all are asked again
                 self.wishes.not_everywhere(reason)
         return False
