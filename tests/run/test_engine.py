@@ -49,13 +49,14 @@ def two_fors() -> list[Any]:
 class Trainer:
     """One that owns its loop, as trainers do: it calls the engine, and is called by nobody."""
 
-    def __init__(self, *, dies_at: tuple[int, int] | None = None) -> None:
+    def __init__(self, *, dies_at: tuple[int, int] | None = None, stops: str = "") -> None:
         self._dies_at = dies_at
+        self._stops = stops  # in its first step: "all", or "leader"
         self.run, self._model, self._optimizer = join()
 
     def fit(self) -> list[Any]:
         engine, losses = self.run.engine, []
-        while engine.next_step() < STEPS:
+        while engine.next_step() < STEPS and not engine.stops_here():
             losses.append(self.train_step(engine.begin().number))
         self.run.finish()
         self.run.close()
@@ -74,6 +75,8 @@ class Trainer:
                 done += 1
         self._optimizer.step()
         metrics = engine.current.metrics if engine.current is not None else {}
+        if number == 0 and (self._stops == "all" or (self._stops == "leader" and self.run.leader)):
+            self.run.stop("enough")
         engine.applied()
         return metrics["loss"]
 
@@ -98,6 +101,12 @@ def in_a_thread(**options: Any) -> list[Any]:
 def test_a_client_with_a_loop_of_its_own_gives_the_bits_of_the_two_fors() -> None:
     alone = agreed(forked(two_fors, workers=1))
     assert agreed(forked(in_a_thread, workers=2)) == alone
+
+
+@pytest.mark.parametrize(("stops", "steps"), [("all", 1), ("leader", 3)])
+def test_it_stops_with_all_others(stops: str, steps: int) -> None:
+    _, losses = agreed(forked(lambda: in_a_thread(stops=stops), workers=2))
+    assert len(losses) == steps
 
 
 @pytest.mark.parametrize("shard", [0, 2])

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.engine import place
 from tests.harness.runtime import Loop, Schedule, Script, World, simulate
 from tests.harness.runtime.faults import ANYWHERE, BETWEEN_HOSTS
+from tests.simulator.test_mutants import DoesNotKnockAtTheDoor
 
 SCHEDULES = 1200
 CHUNKS = 12
@@ -58,6 +60,16 @@ def test_all_stop_before_the_same_step_whatever_breaks(who: str, fault: str) -> 
 def test_one_that_is_given_a_mean_does_not_wait_for_a_joiner_in_its_lines() -> None:
     """Seed 152: the joiner has a later state, and waits to hear whether that one wants to stop."""
     assert stopped(152, "all", fault="reset").books.finishers
+
+
+def test_one_that_is_taken_in_again_while_it_is_in_its_lines_is_given_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 117: it was left out for a moment, and the others are a step ahead when its loop comes back.
+
+    Whoever was left out rests for a while before it is tried again, which makes this rare: so here it does not.
+    """
+    monkeypatch.setattr(place, "Machine", DoesNotKnockAtTheDoor)
+    cut = {"hosts": 2, "workers": 4, "path": "hosts", "fault": "partition", "faults": 6, "in_steps": True}
+    assert simulate(117, save_every=0, **cut).books.finishers
 
 
 def test_a_seed_replays_event_for_event() -> None:

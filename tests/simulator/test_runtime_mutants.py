@@ -228,6 +228,23 @@ def test_a_broken_machine_is_caught(mutant: type[Machine], monkeypatch: Patch) -
             simulate(seed, save_every=0)
 
 
+@pytest.mark.parametrize(
+    ("mutant", "changes"),
+    [
+        (test_mutants.DropsTheResultThatCameEarly, {"fault": "reset", "network": "slow", "hosts": 1, "path": "hosts"}),
+        (test_mutants.LeavesOutWithoutAsking, {"fault": "partition", "hosts": 2, "path": "hosts"}),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_a_broken_machine_is_caught_where_its_rule_matters(
+    mutant: type[Machine], changes: dict[str, Any], monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(place, "Machine", mutant)
+    with pytest.raises(Violation):
+        for seed in range(40):
+            simulate(seed, **{"workers": 4, "faults": 6, "in_steps": True, "ambushes": 1.0, "save_every": 0, **changes})
+
+
 @pytest.mark.parametrize("mutant", [test_mutants.GivesUpTheGroupFirst, test_mutants.WaitsForTheViewThatIsDue])
 def test_a_machine_that_does_not_go_on_without_the_ledger_is_caught(mutant: type[Machine], monkeypatch: Patch) -> None:
     monkeypatch.setattr(place, "Machine", mutant)

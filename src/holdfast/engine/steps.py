@@ -1,6 +1,6 @@
 """The step engine: one step after another, whoever owns the loop.
 
-    while engine.next_step() < steps:          # waits for the run's state; a joiner's may be far ahead
+    while engine.next_step() < steps and not engine.stops_here():  # waits for the run's state: perhaps far ahead
         engine.begin()
         while not engine.reduce():             # False: there are shards to compute, perhaps those of a lost peer
             while (shard := engine.open_shard()) is not None:
@@ -90,6 +90,8 @@ class Wishes(Protocol):
 
     over: str  # why the script wants no further steps, where not all workers have asked for it
 
+    def stops_before(self, step: int) -> str: ...
+
     def not_everywhere(self, reason: str) -> None: ...
 
     def takes_save(self) -> bool: ...
@@ -145,9 +147,7 @@ class StepEngine:
         if self._pending is None:
             self._pulse.adopt()
             self._pulse.enter(Activity.WAITING, self._worker.machine.next or 0)
-            directive = self._worker.attendance.due() or self._worker.advance()
-            assert isinstance(directive, m.Compute), directive
-            self._pending = directive
+            self._pending = self._to_begin(self._worker.attendance.due() or self._worker.advance())
         return self._pending.step
 
     def begin(self) -> StepState:
@@ -165,12 +165,23 @@ class StepEngine:
         self._pulse.enter(Activity.SCRIPT, number)
         return state
 
+    def _to_begin(self, directive: m.Compute | m.Commit | m.Halt) -> m.Compute:
+        """The step to begin with. The others may have taken it without this worker, which was long in its lines, was
+        left out and is taken in again: then it is given the mean when it has begun the step, without shards."""
+        if isinstance(directive, m.Commit):
+            self._worker.put_back(directive)
+            return m.Compute(directive.step, ())
+        assert isinstance(directive, m.Compute), directive
+        return directive
+
     def stops_here(self) -> bool:
         """Whether all workers stop before the next step, as their scripts have asked. Call it before `begin`.
 
         Waits for the others' word, where this worker's script has asked for it. False: the step is to be taken.
         """
         step, worker = self.next_step(), self._worker
+        if self.wishes is not None and self.wishes.stops_before(step):
+            return True
         while reason := worker.machine.stopping.wishes.for_step(step):
             self._pulse.enter(Activity.WAITING, step)
             worker.tell(m.StepRefused(step))
@@ -179,13 +190,9 @@ class StepEngine:
             if isinstance(directive, m.Halt):
                 self.wishes.end_after(step, directive.reason)
                 return True
-            if isinstance(
-                directive, m.Commit
-            ):  # the others went on without this worker, which was late, and it has their mean
-                worker.put_back(directive)
-                self._pending = m.Compute(step, ())
+            self._pending = self._to_begin(directive)
+            if isinstance(directive, m.Commit):
                 return False
-            self._pending = directive
             if not worker.machine.stopping.wishes.for_step(step):  # else a view has come, in which all are asked again
                 self.wishes.not_everywhere(reason)
         return False

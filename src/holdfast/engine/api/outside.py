@@ -197,6 +197,10 @@ class Outside:
             while (members := missing()) and not any(self.sharing.has_passed(one, place) for one in members):
                 self.wait_for(members, place, "run.stop", refuse=False)
 
+    def stops_before(self, step: int) -> str:
+        """Why no further steps are taken, as all workers know; empty: this one is."""
+        return self._records.stops_before(step)
+
     def not_everywhere(self, reason: str) -> None:
         """Others go on: all end two steps later, if this worker comes to the first of them."""
         self.over = reason
