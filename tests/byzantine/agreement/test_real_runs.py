@@ -1,0 +1,128 @@
+"""Real servers in processes of their own, one of which lies, with cuts and kills: all honest ones publish the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.byzantine.agreement.aggregating import Aggregation, decode_state, encode_state
+from holdfast.byzantine.agreement.canonical import digest_of
+from holdfast.byzantine.agreement.chain_file import FILE
+from holdfast.byzantine.agreement.machine import Timing
+from holdfast.byzantine.agreement.misbehaving import KINDS
+from holdfast.byzantine.agreement.processes import Nursery, RoundSettings, ServerGroup, run_rounds
+from holdfast.byzantine.agreement.verifying import chains_in, compare, verify_chain
+from tests.harness.cut_wires import CutWires
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("agreement")]
+ROUNDS = 3
+WAIT_S = 120.0
+QUICK = Timing(collect_s=2.0, timeout_s=0.6, resend_s=0.2)
+FIRST = {"weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "bias": torch.zeros(2)}
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as one:
+        yield one
+
+
+def update(client: int, round: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * round + client)
+    return {name: torch.randn(tensor.shape, generator=generator) for name, tensor in FIRST.items()}
+
+
+def rounds_of(group: ServerGroup, name: str) -> int:
+    path = group.directory_of(name) / FILE
+    return len(verify_chain(path).rounds) if path.exists() else 0
+
+
+def wait_until_all_have(group: ServerGroup, rounds: int) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while any(rounds_of(group, name) < rounds for name in group.honest):
+        assert time.monotonic() < deadline, {name: rounds_of(group, name) for name in group.honest}
+        time.sleep(0.05)
+
+
+def output_of(group: ServerGroup) -> str:
+    return "\n".join(path.read_text() for path in sorted(group.settings.directory.glob("servers/*/output")))
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_honest_servers_publish_the_same_model(number: int, nursery: Nursery, tmp_path: Path) -> None:
+    """One run for each kind of lie, and two without: a server is cut off in round 2, another killed in round 3."""
+    liars = {number % 4: KINDS[number]} if number < len(KINDS) else {}
+    settings = RoundSettings(directory=tmp_path / "run", liars=liars, timing=QUICK)
+    aggregation = Aggregation(settings.rule, settings.hostile, encode_state(FIRST))
+    expected = encode_state(FIRST)
+    with ExitStack() as stack:
+        wires = stack.enter_context(CutWires())
+        group = stack.enter_context(ServerGroup(settings, FIRST, nursery, routes=wires.route))
+        clients = [stack.enter_context(group.client(name)) for name in group.federation.clients]
+        cut, killed = group.honest[number % 3], group.honest[(number + 1) % 3]
+        for round in range(1, ROUNDS + 1):
+            if round == 2:
+                wires.isolate(cut)
+            for place, client in enumerate(clients):
+                client.submit(round, update(place, round), timeout_s=WAIT_S)
+            if round == 2:
+                wires.heal()
+            if round == 3:
+                group.end(killed)
+                group.start(killed)
+            models = {client.await_model_bytes(round, timeout_s=WAIT_S) for client in clients}
+            expected, _ = aggregation.combine(
+                expected, [encode_state(update(place, round)) for place in range(len(clients))]
+            )
+            assert models == {expected}, f"round {round}, {liars}\n{output_of(group)}"
+        wait_until_all_have(group, ROUNDS)
+        verdicts = [verify_chain(group.directory_of(name) / FILE, group.federation) for name in group.honest]
+        compare(verdicts)
+        assert {verdict.rounds[-1].header.model for verdict in verdicts} == {digest_of(expected)}
+        assert "Traceback" not in output_of(group)
+
+
+def test_rounds_by_one_call(nursery: Nursery, tmp_path: Path) -> None:
+    seen: list[int] = []
+    settings = RoundSettings(directory=tmp_path / "run", rounds=2, clients=4, rule="median", timing=QUICK)
+    model = run_rounds(
+        settings,
+        FIRST,
+        lambda client, round, model: {name: torch.ones_like(tensor) for name, tensor in model.items()},
+        on_round=lambda round, model: seen.append(round),
+        nursery=nursery,
+    )
+    assert seen == [1, 2]
+    assert torch.equal(model["bias"], torch.full((2,), 2.0))
+    assert torch.equal(decode_state(encode_state(model))["weight"], FIRST["weight"] + 2)
+    assert len(chains_in(settings.directory)) == 4
+
+
+def test_what_is_refused_is_told_in_one_sentence(nursery: Nursery, tmp_path: Path) -> None:
+    """A round that is over, another model, a second update: by real servers."""
+    from holdfast.core.errors import ConfigError
+
+    settings = RoundSettings(directory=tmp_path / "run", clients=4, rule="median", timing=QUICK)
+    with ExitStack() as stack:
+        group = stack.enter_context(ServerGroup(settings, FIRST, nursery))
+        clients = [stack.enter_context(group.client(name)) for name in group.federation.clients]
+        with pytest.raises(ConfigError, match="of another model than the federation's: 'more' is in one of them only"):
+            clients[0].submit(1, {**update(0, 1), "more": torch.zeros(1)}, timeout_s=WAIT_S)
+        with pytest.raises(ConfigError, match=r"'bias' is torch.float32 of \(3,\), and there it is .* of \(2,\)"):
+            clients[0].submit(1, {**update(0, 1), "bias": torch.zeros(3)}, timeout_s=WAIT_S)
+        with pytest.raises(ConfigError, match="updates are floating-point numbers"):
+            clients[0].submit(1, {"steps": torch.zeros(1, dtype=torch.int64)}, timeout_s=WAIT_S)
+        for place, client in enumerate(clients):
+            client.submit(1, update(place, 1), timeout_s=WAIT_S)
+        clients[0].await_model(1, timeout_s=WAIT_S)
+        wait_until_all_have(group, 1)
+        with pytest.raises(ConfigError, match="round 1: it is over"):
+            clients[0].submit(1, update(0, 1), timeout_s=WAIT_S)
+        clients[1].submit(2, update(1, 2), timeout_s=WAIT_S)
+        with pytest.raises(ConfigError, match="c1 signed two different updates for round 2"):
+            clients[1].submit(2, update(1, 3), timeout_s=WAIT_S)
