@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from holdfast.byzantine.agreement import ballots, checking, contents, round_state
+from holdfast.byzantine.agreement import checking, contents, round_state
 from holdfast.byzantine.agreement import messages as m
 from holdfast.byzantine.agreement.ballots import Ballots
 from holdfast.byzantine.agreement.canonical import pack
@@ -16,13 +16,15 @@ from holdfast.byzantine.agreement.checking import GOOD, Checker
 from holdfast.byzantine.agreement.federation import Federation
 from holdfast.byzantine.agreement.machine import ServerMachine
 from holdfast.byzantine.agreement.round_state import RoundState
-from holdfast.byzantine.agreement.statements import PREPARE, Claim, Record, Result, ViewChange, Vote
+from holdfast.byzantine.agreement.statements import PREPARE, Claim, Record, Result, Vote
 from tests.harness.agreement_simulator import Violation, servers, simulate
 
 SEEDS = 3000
 Patch = pytest.MonkeyPatch
 EQUIVOCATING: dict[str, Any] = {"f": 1, "liars": ("equivocating",), "clients": ("honest",) * 3, "rounds": 3}
 STORMY = {"faults": 9, "loss": 0.15}
+KILLED = {"faults": 14, "loss": 0.3, "only": ("crash", "crash_at_vote", "one_way"), "rounds": 4}
+LONELY = {"faults": 6, "loss": 0.15, "only": ("isolate_decider", "isolate_decider", "isolate", "one_way")}
 
 
 def one_phase_only(patch: Patch) -> None:
@@ -95,15 +97,6 @@ def no_lock(patch: Patch) -> None:
     patch.setattr(Ballots, "_proof", lambda self: None)
 
 
-def the_oldest_proof_counts(patch: Patch) -> None:
-    def oldest(changes: Iterable[ViewChange]) -> Any:
-        proofs = [one.prepared for one in changes if one.prepared is not None]
-        return min(proofs, key=lambda one: one.view, default=None)
-
-    for module in (ballots, checking):
-        patch.setattr(module, "newest_prepared", oldest)
-
-
 def commit_in_a_view_that_was_left(patch: Patch) -> None:
     """The votes of an earlier view are counted for what is prepared now."""
     real = RoundState.votes_for
@@ -168,12 +161,6 @@ def never_leave_a_leader(patch: Patch) -> None:
     patch.setattr(Ballots, "tick", lambda self, now: [])
 
 
-def run_ahead_alone(patch: Patch) -> None:
-    """Servers follow nobody to a later view: whoever is cut off comes back to a place where nobody is."""
-    patch.setattr(RoundState, "view_of_witnesses", lambda self: 0)
-    patch.setattr(Ballots, "_is_due", lambda self: True)
-
-
 def help_nobody(patch: Patch) -> None:
     """A server that was away gets no records."""
     patch.setattr(ServerMachine, "_help", lambda self, peer, round, now: [])
@@ -189,57 +176,27 @@ def fetch_nothing(patch: Patch) -> None:
     patch.setattr(ServerMachine, "_resend", silent)
 
 
-def forget_updates_too_early(patch: Patch) -> None:
-    """Updates go when the set is decided, before anybody has the model."""
-    real = ServerMachine._tick
-
-    def hasty(self: ServerMachine, now: float) -> list[m.Effect]:
-        effects = real(self, now)
-        if self.round.decided is not None and self._missing():
-            gone = tuple(sorted(self.held - set(self._models)))
-            self.held -= set(gone)
-            effects.append(m.Forget(gone))
-        return effects
-
-    patch.setattr(ServerMachine, "_tick", hasty)
-
-
-def take_any_parent(patch: Patch) -> None:
-    """A value need not say after which record it comes, and a record need not follow."""
-    value, record = Checker.value, Checker.record
-    patch.setattr(Checker, "value", lambda self, one, round, parent: value(self, one, one.round, one.parent))
-    patch.setattr(
-        Checker,
-        "record",
-        lambda self, one, round, parent: record(self, one, one.header.round, one.header.parent),
-    )
-
-
 MUTANTS: dict[Callable[[Patch], None], dict[str, Any]] = {
-    one_phase_only: {**EQUIVOCATING, **STORMY},
-    no_durable_votes: {**EQUIVOCATING, "only": ("crash",), "faults": 9},
+    one_phase_only: {**EQUIVOCATING, **LONELY},
+    no_durable_votes: {**EQUIVOCATING, **KILLED},
     no_durable_proof: {**EQUIVOCATING, **STORMY, "only": ("crash", "crash", "one_way")},
-    votes_are_sent_before_they_are_kept: {**EQUIVOCATING, "only": ("crash",), "faults": 12},
+    votes_are_sent_before_they_are_kept: {**EQUIVOCATING, **KILLED, "only": ("crash_at_vote",), "faults": 30},
     set_without_attestation: {"f": 1, "liars": ("lying",), "clients": ("honest", "honest", "partial")},
     f_matching_signatures: {"f": 1, "liars": ("lying",)},
     publish_with_one_result: {"f": 1, "liars": ("lying",)},
     two_f_votes: EQUIVOCATING,
-    view_change_without_proofs: {**EQUIVOCATING, **STORMY},
-    no_lock: {**EQUIVOCATING, **STORMY},
-    the_oldest_proof_counts: {**EQUIVOCATING, **STORMY},
-    commit_in_a_view_that_was_left: {**EQUIVOCATING, **STORMY},
-    vote_twice_in_a_view: EQUIVOCATING,
+    view_change_without_proofs: {**EQUIVOCATING, **LONELY},
+    no_lock: {**EQUIVOCATING, **LONELY},
+    commit_in_a_view_that_was_left: {**EQUIVOCATING, **LONELY},
+    vote_twice_in_a_view: {**EQUIVOCATING, **KILLED},
     count_votes_and_not_voters: {"f": 1, "liars": ("forging",)},
     believe_names: {"f": 1, "liars": ("forging",)},
     take_strangers_updates: {},
     sign_without_the_round: {"f": 1, "liars": ("replaying",), "rounds": 3},
     never_say_it_again: {"loss": 0.15},
     never_leave_a_leader: {"f": 1, "liars": ("silent",), "rounds": 3},
-    run_ahead_alone: {**EQUIVOCATING, **STORMY},
     help_nobody: {"f": 1, "only": ("isolate",), "faults": 6},
     fetch_nothing: {"f": 1, "liars": ("silent",), "clients": ("honest", "honest", "partial")},
-    forget_updates_too_early: {"f": 1, "liars": ("silent",), "clients": ("honest", "honest", "partial")},
-    take_any_parent: {"f": 1, "liars": ("replaying",), "rounds": 3},
 }
 
 

@@ -21,15 +21,22 @@ class Books:
         self._headers: dict[int, Header] = {}  # of each round, as the first honest server published it
         self._signed: dict[tuple[str, int], dict[bytes, bytes]] = {}  # client, round -> digest -> content
         self._models: dict[bytes, bytes] = {digest_of(world.first_model): world.first_model}
+        self._decided: dict[int, bytes] = {}  # of each round, the value that an honest server first saw decided
         self.published = 0
         self.later_views = 0
 
     def signed(self, claim: Claim, content: bytes) -> None:
         self._signed.setdefault((claim.client, claim.round), {})[claim.digest] = content
 
+    def decided(self, server: Server, round: int, digest: bytes) -> None:
+        known = self._decided.setdefault(round, digest)
+        if known != digest:
+            raise Violation(f"{server} sees another value of round {round} decided than an honest server did before")
+
     def appended(self, server: Server, record: Record) -> None:
         header = record.header
         self.published += 1
+        self.decided(server, header.round, header.value)
         if header.round != server.rounds:
             raise Violation(f"{server} publishes round {header.round} as its record {server.rounds}")
         if header.round not in self._headers:

@@ -9,7 +9,7 @@ from tests.harness.agreement_simulator.servers import Server
 if TYPE_CHECKING:
     from tests.harness.agreement_simulator.world import World
 
-KINDS = ("crash", "crash", "crash", "stop", "isolate", "isolate", "one_way", "split", "slow")
+KINDS = ("crash", "crash", "crash_at_vote", "stop", "isolate", "isolate", "one_way", "split", "slow", "isolate_decider")
 
 
 class Faults:
@@ -28,6 +28,11 @@ class Faults:
         server.fuse = self._world.rng.choice((0, 1, 1, 2, 2, 3, 5))
         server.restart_s = self._world.rng.choice((0.01, 0.3, 1.0, 2.5))
 
+    def _crash_at_vote(self, server: Server) -> None:
+        """Just before its next vote is on disk."""
+        server.dies_before_vote = True
+        server.restart_s = self._world.rng.choice((0.01, 0.3))
+
     def _stop(self, server: Server) -> None:
         if server.alive and not server.stopped:
             server.stopped = True
@@ -41,6 +46,15 @@ class Faults:
     def _isolate(self, server: Server) -> None:
         others = [name for name in self._world.servers if name != server.name]
         self._cut([way for one in others for way in ((server.name, one), (one, server.name))])
+
+    def _isolate_decider(self, server: Server) -> None:
+        """The next honest server that sees a round decided is cut off before it can tell anybody."""
+        self._world.decider_trap = True
+
+    def decided(self, server: Server) -> None:
+        self._world.decider_trap = False
+        self._world.trace("fault:", "isolates", server)
+        self._isolate(server)
 
     def _one_way(self, server: Server) -> None:
         others = [name for name in self._world.servers if name != server.name]

@@ -49,6 +49,7 @@ class Server:
         self.alive = False
         self.stopped = False
         self.fuse: int | None = None  # after so many more effects the process is killed
+        self.dies_before_vote = False
         self.restart_s = 0.0
         self.starts = 0
         self.machine: ServerMachine
@@ -113,7 +114,17 @@ class Server:
         tracing = self.world.lines is not None
         if tracing:
             self.world.trace(self, "<", event)
-        for effect in self._actor.handle(event, self.world.now):
+        effects = self._actor.handle(event, self.world.now)
+        decided = self.machine.round.decided
+        if decided is not None and not self.liar:
+            self.world.books.decided(self, self.machine.round.number, decided.value.digest)
+            if self.world.decider_trap:
+                self.world.faults.decided(self)
+        for effect in effects:
+            if self.dies_before_vote and isinstance(effect, m.Persist):
+                self.dies_before_vote = False
+                self.crash()
+                return
             if self.fuse is not None:
                 if self.fuse <= 0:
                     self.crash()

@@ -32,6 +32,7 @@ class World:
         self.now = 0.0
         self.faulty = True
         self.is_over = False
+        self.decider_trap = False  # the next server that sees a round decided is cut off
         self.lines: list[str] | None = [] if keep_trace else None
         self.cuts: Counter[tuple[str, str]] = Counter()
         self.slow: Counter[str] = Counter()
@@ -63,9 +64,9 @@ class World:
             name: Client(self, name, kind)
             for name, kind in zip((*clients, "stranger"), (*schedule.clients, "stranger"), strict=True)
         }
-        faults = Faults(self)
+        self.faults = Faults(self)
         for _ in range(schedule.faults):
-            self.after(self.rng.uniform(0.02, FAULTS_FOR_S), faults.strike)
+            self.after(self.rng.uniform(0.02, FAULTS_FOR_S), self.faults.strike)
 
     # -- time
 
@@ -74,7 +75,7 @@ class World:
 
     def run(self) -> None:
         self._run_until(FAULTS_FOR_S if self.schedule.faults else 0.5)
-        self.faulty = False
+        self.faulty = self.decider_trap = False
         deadline = self.now + 3.5 + CALM_S_MAX  # faults last for 3.5 s at the most
         while self.now < deadline and not self._is_done():
             self._run_until(self.now + 0.2)

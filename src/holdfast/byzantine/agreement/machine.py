@@ -373,6 +373,9 @@ class ServerMachine:
                 continue
             if self.checker.record(record, due.number, due.parent.digest):
                 break
+            if due.decided is not None and due.decided.value.digest != record.header.value:
+                reason = f"{peer} has other votes for round {due.number} than were seen here, and both are complete"
+                effects.append(Tell(f"more than f={self.federation.f} servers lie", reason))
             effects += self._append(record, now)
         return effects
 
@@ -403,5 +406,5 @@ class ServerMachine:
         own.append(state.results.get(self.me))
         effects: list[Effect] = [Broadcast(one) for one in own if one is not None]
         if state.decided is None:
-            effects += [*self.ballots.resend(), Broadcast(Ask(state.number))]
-        return effects + [Broadcast(Want(digest)) for digest in self._missing()]
+            effects += self.ballots.resend()
+        return [*effects, Broadcast(Ask(state.number))] + [Broadcast(Want(digest)) for digest in self._missing()]

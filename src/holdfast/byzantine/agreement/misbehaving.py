@@ -100,25 +100,24 @@ class Misbehaving:
 
     def _equivocating(self, event: m.Event, effects: list[m.Effect], now: float) -> list[m.Effect]:
         changed: list[m.Effect] = []
-        others = self._others()
         for effect in effects:
             if not isinstance(effect, m.Send):
                 changed.append(effect)
             elif isinstance(effect.message, Proposal):
-                changed += self._two_proposals(effect, effect.message, effect.peer in others[: len(others) // 2])
+                changed += self._two_proposals(effect, effect.message)
             elif isinstance(effect.message, ViewChange):
                 changed.append(replace(effect, message=self._sign(replace(effect.message, prepared=None))))
             elif not isinstance(effect.message, Vote):
                 changed.append(effect)
         return changed + self._vote_for_all(event)
 
-    def _two_proposals(self, effect: m.Send, proposal: Proposal, first: bool) -> list[m.Effect]:
-        """One half is told one value, and the other half another one. In later views, whatever was prepared."""
+    def _two_proposals(self, effect: m.Send, proposal: Proposal) -> list[m.Effect]:
+        """Each is told one of two values, each time anew. In later views too, whatever was prepared."""
         value = proposal.value
         if proposal.view:
             value = self.machine.round.fresh_value() or value
         other = self._other_value(value)
-        values = [value if first else other]
+        values = [value if self._draw() < 0.5 else other]
         if self._draw() < 0.2:
             values = [value, other]  # somebody in league sees both
         made = [self._sign(replace(proposal, value=one)) for one in values]
@@ -227,6 +226,7 @@ class Misbehaving:
         change = self._sign(ViewChange(me, state.number, view + 1, None))
         lies: list[m.Message] = [
             m.Decided(value, (commit,) * self.machine.federation.votes_needed),
+            m.Decided(value, tuple(replace(commit, server=one) for one in self.machine.federation.order)),
             *[replace(commit, server=one, phase=phase) for one in self._others() for phase in (PREPARE, COMMIT)],
             *[replace(change, server=one) for one in self._others()],
             self._sign(Proposal(me, state.number, view + 1, value, (change,) * self.machine.federation.votes_needed)),
