@@ -57,6 +57,7 @@ class Client:
         self._fetched_by: tuple[str, float] = ("", 0.0)
         self._model: bytes | None = None
         self._closed = False
+        self.sent_bytes = self.received_bytes = 0
         self._lines = [
             threading.Thread(target=self._talk, args=(server, address, keys), name="holdfast-client-line", daemon=True)
             for server, address in addresses.items()
@@ -167,10 +168,13 @@ class Client:
 
     def _ask(self, sock: socket.socket, message: m.Message) -> m.Message:
         deadline = Deadline(ANSWER_S, 2 * ANSWER_S)
-        send(sock, deadline, [memoryview(frame(encode(message)))])
+        said = frame(encode(message))
+        send(sock, deadline, [memoryview(said)])
         body = receive_frame(sock, deadline, self.federation.update_bytes_max + MESSAGE_EXTRA_BYTES)
         if body is None:
             raise PeerError("the server closed the connection")
+        with self._changed:
+            self.sent_bytes, self.received_bytes = self.sent_bytes + len(said), self.received_bytes + len(body)
         return decode(body, m.KINDS)
 
     def _answered(self, server: str, submit: m.Submit, answer: m.Message) -> None:

@@ -136,6 +136,7 @@ class ServerMachine:
         }
 
     def handle(self, event: Event, now: float) -> list[Effect]:
+        before = self.round
         if isinstance(event, Heard):
             effects = self._hear(event, now)
         elif isinstance(event, Aggregated):
@@ -143,7 +144,6 @@ class ServerMachine:
         else:
             assert isinstance(event, Tick)
             effects = self._tick(now)
-        before = self.round
         effects += self._progress(now)
         while self.round is not before:
             before, early, self._early = self.round, self._early, {}
@@ -241,6 +241,8 @@ class ServerMachine:
             return bad
         if self.round.knows(claim) and claim.digest in self.held:
             return ""
+        if claim.round == self.round.number and len(self.round.claims.get(claim.client, ())) > 1:
+            return ""  # it is out already: its bytes are not worth looking at
         if digest_of(content) != claim.digest:
             return f"the update of {claim.client} is not the one that it signed"
         return self._fits(content)

@@ -62,13 +62,6 @@ class Misbehaving:
         changed: list[m.Effect] = self._change(event, effects, now)
         return changed
 
-    def waits_for(self) -> str:
-        return self.machine.waits_for()
-
-    @property
-    def round(self) -> object:
-        return self.machine.round
-
     def _others(self) -> list[str]:
         return [server for server in self.machine.federation.order if server != self.machine.me]
 
