@@ -103,6 +103,20 @@ def test_rounds_by_one_call(nursery: Nursery, tmp_path: Path) -> None:
     assert len(chains_in(settings.directory)) == 4
 
 
+def test_servers_end_with_whoever_started_them(tmp_path: Path) -> None:
+    """Also if that is killed: nothing is left running."""
+    settings = RoundSettings(directory=tmp_path / "run", clients=4, rule="median", timing=QUICK)
+    nursery = Nursery()
+    group = ServerGroup(settings, FIRST, nursery)
+    with group:
+        running = dict(group._processes)
+        nursery.close()
+        deadline = time.monotonic() + WAIT_S
+        while any(Path(f"/proc/{process}").exists() for process in running.values()):
+            assert time.monotonic() < deadline, running
+            time.sleep(0.02)
+
+
 def test_what_is_refused_is_told_in_one_sentence(nursery: Nursery, tmp_path: Path) -> None:
     """A round that is over, another model, a second update: by real servers."""
     from holdfast.core.errors import ConfigError
