@@ -70,8 +70,8 @@ def test_honest_servers_publish_the_same_model(number: int, nursery: Nursery, tm
                 wires.isolate(cut)
             for place, client in enumerate(clients):
                 client.submit(round, update(place, round), timeout_s=WAIT_S)
-            if round == 2:
-                wires.heal()
+            if round == 2 and liars:
+                wires.heal()  # without it and without the liar the others are too few
             if round == 3:
                 group.end(killed)
                 group.start(killed)
@@ -80,6 +80,7 @@ def test_honest_servers_publish_the_same_model(number: int, nursery: Nursery, tm
                 expected, [encode_state(update(place, round)) for place in range(len(clients))]
             )
             assert models == {expected}, f"round {round}, {liars}\n{output_of(group)}"
+            wires.heal()
         wait_until_all_have(group, ROUNDS)
         verdicts = [verify_chain(group.directory_of(name) / FILE, group.federation) for name in group.honest]
         compare(verdicts)
