@@ -11,12 +11,16 @@ import pytest
 import torch
 
 from holdfast.byzantine.agreement.aggregating import Aggregation, decode_state, encode_state
-from holdfast.byzantine.agreement.canonical import digest_of
+from holdfast.byzantine.agreement.canonical import digest_of, pack
 from holdfast.byzantine.agreement.chain_file import FILE
+from holdfast.byzantine.agreement.links import CLIENTS, SERVERS, dial
 from holdfast.byzantine.agreement.machine import Timing
 from holdfast.byzantine.agreement.misbehaving import KINDS
 from holdfast.byzantine.agreement.processes import Nursery, RoundSettings, ServerGroup, run_rounds
 from holdfast.byzantine.agreement.verifying import chains_in, compare, verify_chain
+from holdfast.core.errors import ConfigError, PeerError
+from holdfast.net.framing import frame
+from holdfast.trust.keys import Keys
 from tests.harness.cut_wires import CutWires
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("agreement")]
@@ -118,10 +122,40 @@ def test_servers_end_with_whoever_started_them(tmp_path: Path) -> None:
             time.sleep(0.02)
 
 
+def test_nonsense_costs_its_connection_and_nothing_else(nursery: Nursery, tmp_path: Path) -> None:
+    """From one that knows the federation's secret, in the names of servers and clients; and from a stranger."""
+    settings = RoundSettings(directory=tmp_path / "run", clients=4, rule="median", timing=QUICK)
+    with ExitStack() as stack:
+        group = stack.enter_context(ServerGroup(settings, FIRST, nursery))
+        clients = [stack.enter_context(group.client(name)) for name in group.federation.clients]
+        clients[0].submit(1, update(0, 1), timeout_s=WAIT_S)  # all of them listen
+        for address in group.addresses.values():
+            for purpose in (SERVERS, CLIENTS):
+                for body in (b"", b"nonsense", pack(("Vote", 1)), pack(("Ballot", 1)), pack(("Ask", 2**63 - 1))):
+                    send_to(address, group._keys, purpose, frame(body))
+                send_to(address, group._keys, purpose, b"\xff\xff\xff\xff")
+            with pytest.raises(PeerError):
+                dial(address, Keys.from_secret(b"another secret, long enough"), CLIENTS, "c0")
+        for place, client in enumerate(clients[1:], start=1):
+            client.submit(1, update(place, 1), timeout_s=WAIT_S)
+        assert len({client.await_model_bytes(1, timeout_s=WAIT_S) for client in clients}) == 1
+        wait_until_all_have(group, 1)
+        assert "Traceback" not in output_of(group)
+
+
+def send_to(address: str, keys: Keys, purpose: str, data: bytes) -> None:
+    sock = dial(address, keys, purpose, "s1")
+    with sock:
+        sock.sendall(data)
+        sock.settimeout(0.05)
+        try:
+            sock.recv(1)
+        except OSError:
+            pass
+
+
 def test_what_is_refused_is_told_in_one_sentence(nursery: Nursery, tmp_path: Path) -> None:
     """A round that is over, another model, a second update: by real servers."""
-    from holdfast.core.errors import ConfigError
-
     settings = RoundSettings(directory=tmp_path / "run", clients=4, rule="median", timing=QUICK)
     with ExitStack() as stack:
         group = stack.enter_context(ServerGroup(settings, FIRST, nursery))
