@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,15 @@ from holdfast.byzantine.agreement.chain_file import FILE
 from holdfast.byzantine.agreement.links import CLIENTS, SERVERS, dial
 from holdfast.byzantine.agreement.machine import Timing
 from holdfast.byzantine.agreement.misbehaving import KINDS
-from holdfast.byzantine.agreement.processes import Nursery, RoundSettings, ServerGroup, run_rounds
+from holdfast.byzantine.agreement.processes import Nursery, RoundSettings, ServerGroup, one_round, run_rounds
+from holdfast.byzantine.agreement.server import ServerSettings
+from holdfast.byzantine.agreement.server import main as server_main
+from holdfast.byzantine.agreement.signing import PrivateKey
 from holdfast.byzantine.agreement.verifying import chains_in, compare, verify_chain
 from holdfast.core.errors import ConfigError, PeerError
 from holdfast.net.framing import frame
-from holdfast.trust.keys import Keys
+from holdfast.net.sockets import open_tcp
+from holdfast.trust.keys import Keys, create_keys
 from tests.harness.cut_wires import CutWires
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("agreement")]
@@ -120,6 +125,38 @@ def test_servers_end_with_whoever_started_them(tmp_path: Path) -> None:
         while any(Path(f"/proc/{process}").exists() for process in running.values()):
             assert time.monotonic() < deadline, running
             time.sleep(0.02)
+
+
+def test_a_server_of_another_host_over_tcp_with_certificates(nursery: Nursery, tmp_path: Path) -> None:
+    settings = RoundSettings(
+        directory=tmp_path / "run", servers=1, f=0, clients=3, rule="median", timing=QUICK, round_timeout_s=WAIT_S
+    )
+    group = ServerGroup(settings, FIRST, nursery)
+    directory = group.directory_of("s0")
+    listening, address = open_tcp("127.0.0.1")
+    listening.close()
+    replace(ServerSettings.load(directory), listen=address).save(directory)
+    keys = create_keys(directory / "keys")
+    group.addresses["s0"], group._keys = address, keys
+    with ExitStack() as stack:
+        stack.enter_context(group)
+        clients = [stack.enter_context(group.client(name)) for name in group.federation.clients]
+        model = one_round(clients, 1, dict(FIRST), lambda client, round, model: update(client, round), WAIT_S)
+        assert not torch.equal(model["bias"], FIRST["bias"])
+
+
+def test_a_server_with_another_key_says_so_and_ends(
+    tmp_path: Path, nursery: Nursery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = ServerGroup(RoundSettings(directory=tmp_path / "run", timing=QUICK), FIRST, nursery)
+    directory = group.directory_of("s0")
+    (directory / "key").unlink()
+    PrivateKey.create().save(directory / "key")
+    assert server_main([str(directory)]) == 2
+    assert "the key of server 's0' is not the one that is registered in the federation" in capsys.readouterr().err
+    assert server_main([str(tmp_path)]) == 2 and server_main([]) == 2
+    with group:
+        pass
 
 
 def test_nonsense_costs_its_connection_and_nothing_else(nursery: Nursery, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import json
 import random
 import selectors
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,16 +30,17 @@ from holdfast.byzantine.agreement.machine import ServerMachine, Timing
 from holdfast.byzantine.agreement.misbehaving import Misbehaving
 from holdfast.byzantine.agreement.signing import PrivateKey, verify
 from holdfast.byzantine.agreement.storing import Store
-from holdfast.core.errors import ConfigError, PeerError
+from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError, HoldfastError, PeerError
 from holdfast.net.acceptor import AcceptLimits, Acceptor
 from holdfast.net.greeting import Greeting
 from holdfast.net.mailbox import Mailbox
 from holdfast.net.sockets import open_tcp, open_unix, prepare
-from holdfast.trust.keys import Keys
+from holdfast.trust.keys import Keys, load_keys
 
 TICK_S = 0.05
 RECORDS_MAX = 8  # in one message
-SETTINGS, KEY, SECRET, MODEL, FIGURES = "server.json", "key", "secret", "first.model", "figures.json"
+SETTINGS, KEY, MODEL, FIGURES = "server.json", "key", "first.model", "figures.json"
+SECRET, KEYS = "secret", "keys"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,7 @@ class Server:
                 hint="give it the private key that belongs to the public key in federation.json",
             )
         self._directory = directory
-        self._keys = Keys.from_secret(bytes.fromhex((directory / SECRET).read_text()))
+        self._keys = keys_in(directory)
         self._store = Store(directory, self.federation)
         form = (directory / MODEL).read_bytes()
         if self._store.keep_blob(form) != self.federation.model:
@@ -260,6 +262,19 @@ class Server:
         print(f"{self.settings.name} | {effect.what}: {effect.reason}", flush=True)
 
 
+def keys_in(directory: Path) -> Keys:
+    """What connections prove themselves with: a set of keys with certificates, for several hosts, or a secret alone."""
+    if (directory / KEYS).is_dir():
+        return load_keys(directory / KEYS)
+    try:
+        return Keys.from_secret(bytes.fromhex((directory / SECRET).read_text()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{directory} has neither {KEYS} nor a {SECRET} that can be read",
+            hint="make a set with `holdfast keys create DIR/keys`, the same for all servers and clients",
+        ) from error
+
+
 @dataclass(frozen=True)
 class _Combined:
     round: int
@@ -273,3 +288,19 @@ def serve(directory: Path) -> None:
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, lambda number, frame: server.stop())
     server.run()
+
+
+def main(arguments: list[str]) -> int:
+    """python -m holdfast.byzantine.agreement.server DIR"""
+    try:
+        if len(arguments) != 1:
+            raise ConfigError("name the directory of one server", hint=str(main.__doc__))
+        serve(Path(arguments[0]))
+    except HoldfastError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT if isinstance(error, ConfigError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
