@@ -74,7 +74,7 @@ def test_one_liar_too_many_breaks_a_promise(liars: tuple[str, ...]) -> None:
         try:
             simulate(seed, f=1, liars=liars, clients=("honest",) * 3, rounds=3, faults=2)
         except Violation as violation:
-            if "publishes" in str(violation) or "accepts" in str(violation) or "comes to" in str(violation):
+            if "without faults" not in str(violation):  # no mere standstill: two values, or a wrong model
                 return
     pytest.fail(f"{liars} broke nothing")
 

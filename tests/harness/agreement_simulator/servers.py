@@ -65,6 +65,9 @@ class Server:
     def rounds(self) -> int:
         return len(self.disk.records)
 
+    def is_complete(self, rounds: int) -> bool:
+        return self.rounds >= rounds and self.disk.records[rounds - 1].header.model in self.disk.blobs
+
     def start(self) -> None:
         world = self.world
         self.alive, self.stopped, self.fuse, self._busy = True, False, None, False

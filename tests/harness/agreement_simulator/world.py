@@ -95,9 +95,9 @@ class World:
         self.now = time
 
     def _is_done(self) -> bool:
-        """Every honest server has published every round, and every client has accepted its model."""
+        """Every honest server has published every round and has the model, and every client has accepted it."""
         rounds = self.schedule.rounds
-        return all(one.liar or (one.alive and one.rounds >= rounds) for one in self.servers.values()) and all(
+        return all(one.liar or (one.alive and one.is_complete(rounds)) for one in self.servers.values()) and all(
             one.is_done for one in self.clients.values()
         )
 
