@@ -16,7 +16,7 @@ from holdfast.byzantine.agreement.checking import GOOD, Checker
 from holdfast.byzantine.agreement.federation import Federation
 from holdfast.byzantine.agreement.machine import ServerMachine
 from holdfast.byzantine.agreement.round_state import RoundState
-from holdfast.byzantine.agreement.statements import PREPARE, Claim, Record, Result, Vote
+from holdfast.byzantine.agreement.statements import PREPARE, Claim, Record, Result, Value, Vote
 from tests.harness.agreement_simulator import Violation, servers, simulate
 
 SEEDS = 3000
@@ -63,6 +63,18 @@ def set_without_attestation(patch: Patch) -> None:
     real = contents.contents
     for module in (checking, round_state):
         patch.setattr(module, "contents", lambda value, needed: real(value, 0))
+
+
+def leave_a_client_out(patch: Patch) -> None:
+    """All servers agree to do without the first one."""
+    real = contents.contents
+
+    def fewer(value: Value, needed: int) -> contents.Contents:
+        found = real(value, needed)
+        return replace(found, entries=found.entries[1:] if len(found.entries) > 2 else found.entries)
+
+    for module in (checking, round_state):
+        patch.setattr(module, "contents", fewer)
 
 
 def f_matching_signatures(patch: Patch) -> None:
@@ -182,6 +194,7 @@ MUTANTS: dict[Callable[[Patch], None], dict[str, Any]] = {
     no_durable_proof: {**EQUIVOCATING, **STORMY, "only": ("crash", "crash", "one_way")},
     votes_are_sent_before_they_are_kept: {**EQUIVOCATING, **KILLED, "only": ("crash_at_vote",), "faults": 30},
     set_without_attestation: {"f": 1, "liars": ("lying",), "clients": ("honest", "honest", "partial")},
+    leave_a_client_out: {"clients": ("honest",) * 4},
     f_matching_signatures: {"f": 1, "liars": ("lying",)},
     publish_with_one_result: {"f": 1, "liars": ("lying",)},
     two_f_votes: EQUIVOCATING,

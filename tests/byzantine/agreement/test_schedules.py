@@ -46,15 +46,6 @@ def test_without_faults_each_round_is_decided_by_its_first_leader() -> None:
     assert world.books.later_views == 0 and world.books.published == 12
 
 
-def test_all_honest_clients_are_in_the_set_whoever_leads() -> None:
-    """A leader chooses attestations, not updates: what all honest servers hold is in."""
-    for kind in LIARS:
-        world = simulate(5, f=1, faults=0, loss=0.0, doubling=0.0, liars=(kind,), clients=("honest",) * 3, rounds=4)
-        for server in world.servers.values():
-            for record in server.disk.records if not server.liar else ():
-                assert len(world.checker.contents(record.value).entries) == 3, (kind, record.header.round)
-
-
 def test_a_client_that_signs_two_updates_is_dropped_with_the_proof() -> None:
     found = 0
     for seed in range(10):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.byzantine.agreement.canonical import digest_of
-from holdfast.byzantine.agreement.statements import Claim, Header, Record
+from holdfast.byzantine.agreement.statements import Attest, Claim, Header, Record
 from tests.harness.agreement_simulator.schedule import Violation
 from tests.harness.agreement_simulator.servers import combine
 
@@ -22,11 +22,16 @@ class Books:
         self._signed: dict[tuple[str, int], dict[bytes, bytes]] = {}  # client, round -> digest -> content
         self._models: dict[bytes, bytes] = {digest_of(world.first_model): world.first_model}
         self._decided: dict[int, bytes] = {}  # of each round, the value that an honest server first saw decided
+        self._attested: dict[int, dict[str, frozenset[tuple[str, bytes]]]] = {}  # round -> server -> its first claims
         self.published = 0
         self.later_views = 0
 
     def signed(self, claim: Claim, content: bytes) -> None:
         self._signed.setdefault((claim.client, claim.round), {})[claim.digest] = content
+
+    def attested(self, server: Server, attest: Attest) -> None:
+        held = frozenset((claim.client, claim.digest) for claim in attest.claims)
+        self._attested.setdefault(attest.round, {}).setdefault(server.name, held)
 
     def decided(self, server: Server, round: int, digest: bytes) -> None:
         known = self._decided.setdefault(round, digest)
@@ -65,6 +70,11 @@ class Books:
                 raise Violation(f"round {header.round} drops {claim.client}, which did not sign {claim}")
         if len({claim.client for claim in entries}) != len(entries):
             raise Violation(f"the set of round {header.round} has two updates of one client")
+        inside = {(claim.client, claim.digest) for claim in entries}
+        dropped = {one.client for one, _ in self._world.checker.contents(record.value).dropped}
+        held = frozenset.intersection(*self._attested[header.round].values())
+        if left_out := [one for one in sorted(held - inside) if one[0] not in dropped]:
+            raise Violation(f"round {header.round} leaves out {left_out}, which all honest servers held")
         model = combine(self._models[parent], updates)
         if digest_of(model) != header.model:
             raise Violation(f"the model of round {header.round} is not what its set comes to")

@@ -14,7 +14,7 @@ from holdfast.byzantine.agreement import messages as m
 from holdfast.byzantine.agreement.canonical import digest_of, pack
 from holdfast.byzantine.agreement.machine import ServerMachine
 from holdfast.byzantine.agreement.misbehaving import Misbehaving
-from holdfast.byzantine.agreement.statements import Claim, Record
+from holdfast.byzantine.agreement.statements import Attest, Claim, Record
 
 if TYPE_CHECKING:
     from tests.harness.agreement_simulator.world import World
@@ -118,11 +118,6 @@ class Server:
         if tracing:
             self.world.trace(self, "<", event)
         effects = self._actor.handle(event, self.world.now)
-        decided = self.machine.round.decided
-        if decided is not None and not self.liar:
-            self.world.books.decided(self, self.machine.round.number, decided.value.digest)
-            if self.world.decider_trap:
-                self.world.faults.decided(self)
         for effect in effects:
             if self.dies_before_vote and isinstance(effect, m.Persist):
                 self.dies_before_vote = False
@@ -136,6 +131,15 @@ class Server:
             if tracing:
                 self.world.trace(self, ">", effect)
             _PERFORM[type(effect)](self, effect)
+        self._note_decision()
+
+    def _note_decision(self) -> None:
+        """After all effects: a process that was killed before its own vote was kept has decided nothing."""
+        decided = self.machine.round.decided
+        if decided is not None and not self.liar:
+            self.world.books.decided(self, self.machine.round.number, decided.value.digest)
+            if self.world.decider_trap:
+                self.world.faults.decided(self)
 
     # -- effects
 
@@ -163,6 +167,8 @@ class Server:
         self.world.send(self.name, effect.peer, effect.message)
 
     def _broadcast(self, effect: m.Broadcast) -> None:
+        if isinstance(effect.message, Attest) and not self.liar:
+            self.world.books.attested(self, effect.message)
         for name in self.world.servers:
             if name != self.name:
                 self.world.send(self.name, name, effect.message)

@@ -30,7 +30,7 @@ class World:
         self.machine_class = machine_class
         self.rng = random.Random(f"agreement run {schedule.seed}")
         self.now = 0.0
-        self.faulty = True
+        self.faulty = bool(schedule.faults or schedule.loss or schedule.doubling)
         self.is_over = False
         self.decider_trap = False  # the next server that sees a round decided is cut off
         self.lines: list[str] | None = [] if keep_trace else None
