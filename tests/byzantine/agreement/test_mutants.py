@@ -24,6 +24,7 @@ Patch = pytest.MonkeyPatch
 EQUIVOCATING: dict[str, Any] = {"f": 1, "liars": ("equivocating",), "clients": ("honest",) * 3, "rounds": 3}
 STORMY = {"faults": 9, "loss": 0.15}
 KILLED = {"faults": 14, "loss": 0.3, "only": ("crash", "crash_at_vote", "one_way"), "rounds": 4}
+DYING = {"faults": 14, "loss": 0.3, "only": ("crash_at_vote", "crash_at_vote", "isolate_decider")}
 LONELY = {"faults": 6, "loss": 0.15, "only": ("isolate_decider", "isolate_decider", "isolate", "one_way")}
 
 
@@ -192,7 +193,7 @@ MUTANTS: dict[Callable[[Patch], None], dict[str, Any]] = {
     one_phase_only: {**EQUIVOCATING, **LONELY},
     no_durable_votes: {**EQUIVOCATING, **KILLED},
     no_durable_proof: {**EQUIVOCATING, **STORMY, "only": ("crash", "crash", "one_way")},
-    votes_are_sent_before_they_are_kept: {**EQUIVOCATING, **KILLED, "only": ("crash_at_vote",), "faults": 30},
+    votes_are_sent_before_they_are_kept: {**EQUIVOCATING, **DYING},
     set_without_attestation: {"f": 1, "liars": ("lying",), "clients": ("honest", "honest", "partial")},
     leave_a_client_out: {"clients": ("honest",) * 4},
     f_matching_signatures: {"f": 1, "liars": ("lying",)},
