@@ -127,18 +127,6 @@ def commit_in_a_view_that_was_left(patch: Patch) -> None:
     patch.setattr(RoundState, "votes_for", any_view)
 
 
-def vote_twice_in_a_view(patch: Patch) -> None:
-    """The last proposal is as good as the first."""
-    real = Ballots.proposed
-
-    def again(self: Ballots, proposal: Any, now: float) -> list[m.Effect]:
-        if proposal.view == self.ballot.view and proposal.value.digest != self.ballot.prepare:
-            self.ballot = replace(self.ballot, prepare=b"", commit=b"")
-        return real(self, proposal, now)
-
-    patch.setattr(Ballots, "proposed", again)
-
-
 def count_votes_and_not_voters(patch: Patch) -> None:
     """Who says it three times is three."""
 
@@ -202,7 +190,6 @@ MUTANTS: dict[Callable[[Patch], None], dict[str, Any]] = {
     view_change_without_proofs: {**EQUIVOCATING, **LONELY},
     no_lock: {**EQUIVOCATING, **LONELY},
     commit_in_a_view_that_was_left: {**EQUIVOCATING, **LONELY},
-    vote_twice_in_a_view: {**EQUIVOCATING, **KILLED},
     count_votes_and_not_voters: {"f": 1, "liars": ("forging",)},
     believe_names: {"f": 1, "liars": ("forging",)},
     take_strangers_updates: {},
