@@ -1,5 +1,5 @@
 """The command line: `holdfast run`, `check`, `status`, `events`, `logs`, `top`, `dashboard`, `scale`, `stop`, `runs`,
-`rm`, `checkpoint`, `ledger`, `drill`, `keys`.
+`rm`, `checkpoint`, `ledger`, `drill`, `federate`, `keys`.
 
 Starts without torch.
 
@@ -27,6 +27,7 @@ from holdfast.cli.drill import split as split_drill
 from holdfast.cli.entering import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, drop_output
 from holdfast.cli.entering import entry as entry
 from holdfast.cli.events import add_arguments as add_events_arguments
+from holdfast.cli.federate import add_arguments as add_federate_arguments
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
 from holdfast.cli.logs import add_arguments as add_logs_arguments
 from holdfast.cli.parser import Parser
@@ -117,6 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_ledger_arguments(commands.add_parser("ledger", help="an etcd for runs on several hosts"), Parser)
     add_drill_arguments(commands.add_parser("drill", help="break a training on purpose, and prove what came of it"))
+    add_federate_arguments(
+        commands.add_parser("federate", help="simulate federated learning with hostile clients, rule by attack")
+    )
     _add_keys(commands.add_parser("keys", help="make the keys of a run on several hosts"))
     return parser
 
