@@ -181,17 +181,26 @@ static void nearest(const REAL *sorted, const REAL *weights, int n, int kept, co
   for (int k = 0; k < GROUP; k++) value[k] = value[k] / total[k];
 }
 
+/* outside[n] counts the columns in which anybody is: where all are equal, such as under pixels that are always dark, a
+ * column tells nothing of anybody. */
 static void count_outside(const REAL *tile, int n, int w, const REAL *low, const REAL *high, int64_t *outside) {
+  uint8_t told[GROUP] = {0};
   for (int i = 0; i < n; i++) {
     const REAL *row = tile + (int64_t)i * GROUP;
     int32_t count = 0;
-    for (int k = 0; k < w; k++) count += (row[k] < low[k]) | (row[k] > high[k]);
+    for (int k = 0; k < w; k++) {
+      uint8_t is_outside = (row[k] < low[k]) | (row[k] > high[k]);
+      told[k] |= is_outside;
+      count += is_outside;
+    }
     outside[i] += count;
   }
+  for (int k = 0; k < w; k++) outside[n] += told[k];
 }
 
 /* out[k]: the median, the trimmed mean or the mean around the median of column k. outside[i] counts the columns in which
- * update i is not among the n - 2 * trim in the middle; it is counted in one group of `every`, by place (`offset`). */
+ * update i is not among the n - 2 * trim in the middle; it is counted in one group of `every`, by place (`offset`);
+ * outside[m]: in how many of these columns anybody was. */
 int order_columns(const REAL *const *rows, int n, int64_t width, const double *mix, int mixed, const double *weights,
                   const int32_t *network, int64_t comparators, int kind, int kept, int trim, int64_t offset, int every,
                   REAL *out, uint8_t *bad, int64_t *outside) {

@@ -1,8 +1,9 @@
 """Rules that treat every coordinate by itself: median, trimmed mean, mean around the median.
 
-One pass over the updates. Scores: the part of the coordinates (looked at in one group of eight) in which an update is
-not among the n - 2f in the middle. An update is trusted unless that is more than half way between 2f / n, which it is
-for anybody if all are alike, and always. The bits do not depend on the processor, the threads or how columns are cut.
+One pass over the updates. Scores: the part of the coordinates (looked at in one group of eight, and where not all are
+equal) in which an update is not among the n - 2f in the middle. An update is trusted unless that is more than half
+way between 2f / n, which it is for anybody if all are alike, and always. The bits do not depend on the processor, the
+threads or how columns are cut.
 """
 
 from __future__ import annotations
