@@ -39,8 +39,11 @@ class Trusting:
         trusted: tuple[bool, ...] | None,
     ) -> None:
         """`brought`: whose shards the step was made of; `trusted`: which of these, in the order of shards."""
-        book, shards = self._book, sorted(shard for _, mine in brought for shard in mine)
-        if book is None or trusted is None or len(trusted) != len(shards):
+        book = self._book
+        if book is None or trusted is None:
+            return
+        shards = sorted(shard for _, mine in brought for shard in mine)
+        if len(trusted) != len(shards):  # a peer's memory, which it may have changed
             return
         book.count(brought, dict(zip(shards, trusted, strict=True)), alike=self.alike(step))
         here = [member for member in members if host_of(member) == host_of(self._me)]
