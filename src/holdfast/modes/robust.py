@@ -55,7 +55,7 @@ class WithRule(Mode):
             raise ConfigError(
                 f"with {workers} workers each computes up to {share} of {shards} shards, and f={f} is fewer: "
                 "one hostile worker would be too many",
-                hint=f"f={share} withstands one hostile worker, or give it as many workers as shards",
+                hint=f"one hostile worker needs f={share} at least; with as many workers as shards, f=1",
             )
 
     def aggregator(self) -> Aggregator:
