@@ -138,10 +138,12 @@ class AdaptiveClipping(Rule):
     """ARC: the 2f (n - f) / n longest updates, rounded down, are scaled to the length of the next longest. Then the
     other rule.
 
-    Needs n > 2f and what the other rule needs. κ = κ of the other rule + 2f / (n - 2f), after Allouah et al.; we have
-    not compared this one with the paper's text, and have no proof of our own: the tests hold the rule to it. Scores:
-    lengths in units of the one that the others are scaled to; trust is the other rule's. Allouah et al. 2025,
-    "Adaptive Gradient Clipping for Robust Federated Learning", ICLR.
+    Needs n > 2f and what the other rule needs. κ = κ of the other rule + 2f / (n - 2f), as in Allouah et al.: if p of
+    S are shortened, S's mean moves by D and its variance falls from V to W, then |D|² <= p / (n - f - p) · (V - W),
+    since all that are shortened are no shorter than the rest; p is at most 2f (n - f) / n, so that factor is at most
+    2f / (n - 2f); and (√(κ W) + |D|)² <= (κ + c) (W + |D|² / c) for every c. Scores: lengths in units of the one that
+    the others are scaled to; trust is the other rule's. Allouah et al. 2025, "Adaptive Gradient Clipping for Robust
+    Federated Learning", ICLR.
     """
 
     then: Rule = field(default_factory=TrimmedMean)
