@@ -13,7 +13,7 @@ BROWSER := $(VENV)/.browser
 # a third of two cores is idle, with four they are in each other's way.
 JOBS ?= 3
 
-.PHONY: install demo test test-fast lint format bench soak zoo clean
+.PHONY: install demo test test-fast lint format bench federated-table soak zoo clean
 
 install: $(STAMP) $(ETCD) $(NETWORK) $(HADOOP) $(BROWSER)
 
@@ -88,6 +88,10 @@ bench: install
 	$(BIN)/python benchmarks/starting.py --check --json starting.json
 	$(BIN)/python benchmarks/aggregators.py --check --json aggregators.json
 	$(BIN)/python benchmarks/agreement.py --check --json agreement.json
+
+# docs/reference/robustness.md: every rule against every attack. About 20 minutes on one core; goes on where it was left.
+federated-table: install
+	$(BIN)/python scripts/federated_table.py --check
 
 # Ten seeds of 40 faults each on real processes, twenty of a script of several loops, five on three hosts, 220 kills
 # during saves, and a million simulated schedules.

@@ -405,12 +405,15 @@ def test_who_has_finished_does_not_hang() -> None:
     assert story.policy.hung("w1.1") == [] and story.policy.hung("w0.1") == []
 
 
-def test_a_slot_whose_workers_are_found_wrong_stays_empty_in_the_end() -> None:
+@pytest.mark.parametrize("kind", ["corruption", "distrusted"])
+def test_a_slot_whose_workers_are_found_wrong_stays_empty_in_the_end(kind: str) -> None:
     story = Story(workers=3)
     for incarnation in (1, 2, 3):
-        assert f"w1.{incarnation}" in story.alive
-        story.event("w0.1", "corruption", step=7, liars=[f"w1.{incarnation}"])
-        story.event(f"w1.{incarnation}", "corruption", step=7, liars=[f"w1.{incarnation}"])  # counts once
+        wrong = f"w1.{incarnation}"
+        assert wrong in story.alive
+        told = {"liars": [wrong]} if kind == "corruption" else {"worker": wrong}
+        story.event("w0.1", kind, step=7, **told)
+        story.event(wrong, kind, step=7, **told)  # counts once
         story.exit(f"w1.{incarnation}", code=75)
         story.tick(60.0)
     assert story.alive == ["w0.1", "w2.1"]

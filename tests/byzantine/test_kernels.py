@@ -20,7 +20,7 @@ from holdfast.byzantine.kernels.blocked import BlockedKernels
 from holdfast.byzantine.kernels.choosing import VARIABLE, kernels
 from holdfast.byzantine.kernels.native import NativeKernels
 from holdfast.byzantine.kernels.networks import sorting_network
-from holdfast.byzantine.kernels.port import PAGE, Kind, Order, counted_columns
+from holdfast.byzantine.kernels.port import PAGE, Kind, Order
 from holdfast.core.errors import ConfigError
 
 needs_compiler = pytest.mark.skipif(not native.available(torch.float32), reason="no C compiler")
@@ -108,12 +108,23 @@ def test_what_is_not_finite_is_named_by_every_pass(kind: type[NativeKernels], dt
     assert kind().combine(list(x), np.ones(4), out).tolist() == expected
 
 
-def test_columns_are_counted_once_however_they_are_cut() -> None:
-    assert counted_columns(0, 100) == 100 and counted_columns(100, 100) == 28 and counted_columns(200, 500) == 0
-    whole = counted_columns(3, 10_000)
-    assert whole == sum(counted_columns(3 + start, 77) for start in range(0, 77 * 129, 77)) + counted_columns(
-        3 + 77 * 129, 67
-    )
+@pytest.mark.parametrize("kind", [pytest.param(NativeKernels, marks=needs_compiler), BlockedKernels])
+def test_columns_are_counted_once_however_they_are_cut_and_only_where_somebody_differs(
+    kind: type[NativeKernels],
+) -> None:
+    x = torch.randn(5, 10_000, generator=torch.Generator().manual_seed(2))
+    x[:, ::2] = 0.0
+    order, out = Order(Kind.TRIMMED, 5, 1), torch.empty(10_000)
+
+    def counted(start: int, stop: int) -> tuple[int, list[int]]:
+        found = kind().order([row[start:stop] for row in x], None, None, order, 3 + start, out[start:stop])
+        return found.counted, found.outside.tolist()
+
+    whole, outside = counted(0, 10_000)
+    parts = [counted(start, min(start + 77, 10_000)) for start in range(0, 10_000, 77)]
+    assert whole == sum(count for count, _ in parts) and 500 < whole < 800
+    assert outside == [sum(column) for column in zip(*(found for _, found in parts), strict=True)]
+    assert sum(outside) == 2 * whole
 
 
 DIGEST = """

@@ -15,6 +15,7 @@ from holdfast.byzantine import (
     Bucketing,
     Bulyan,
     CenteredClipping,
+    CovarianceFilter,
     GeometricMedian,
     Krum,
     MeaMed,
@@ -138,6 +139,53 @@ def test_the_stated_bound_holds_for_every_subset(rule: Rule, seed: int, f: int, 
         honest = plain[list(subset)]
         variance = np.mean(np.sum((honest - honest.mean(axis=0)) ** 2, axis=1))
         assert np.sum((found - honest.mean(axis=0)) ** 2) <= kappa * variance * (1.0 + 1e-5) + 1e-9
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 10**6),
+    f=st.integers(1, 2),
+    more=st.integers(0, 3),
+    kind=st.sampled_from(["alike", "far", "together", "near", "huge"]),
+)
+def test_the_covariance_filter_keeps_to_its_bound_in_the_worst_direction(
+    seed: int, f: int, more: int, kind: str
+) -> None:
+    rule, n = CovarianceFilter(), 5 * f + more
+    x = draw_updates(seed, n, f, 6, kind)
+    found, plain, kappa = value(rule, x, f).double().numpy(), x.double().numpy(), rule.coefficient(n, f)
+    assert kappa is not None
+    for subset in itertools.combinations(range(n), n - f):
+        honest = plain[list(subset)]
+        largest = np.linalg.eigvalsh(np.cov(honest.T, bias=True))[-1]
+        assert np.sum((found - honest.mean(axis=0)) ** 2) <= kappa * largest * (1.0 + 1e-5) + 1e-9
+
+
+def test_no_bound_of_the_covariance_filter_is_known_for_many_hostile_ones() -> None:
+    assert CovarianceFilter().coefficient(9, 2) is None and CovarianceFilter().coefficient(10, 0) == 0.0
+
+
+def test_the_trimmed_mean_attains_the_bound_that_no_rule_can_better() -> None:
+    """S in two heaps: where f of it are trimmed on one side, and f others with the hostile ones."""
+    n, f = 10, 3
+    x = torch.tensor([[0.0]] * (n - 2 * f) + [[1.0]] * f + [[0.0]] * f)
+    honest = x[: n - f].double()
+    error = (value(TrimmedMean(), x, f).double() - honest.mean(dim=0)).square().sum()
+    assert torch.isclose(error, TrimmedMean().coefficient(n, f) * honest.var(dim=0, correction=0).sum(), rtol=1e-6)
+
+
+def test_centered_clipping_is_the_published_iteration_from_any_start() -> None:
+    """Libraries differ in where they begin (the mean, zero, the medians), in how often they go round and in the radius
+    that they take unasked; with the same three, they give the same."""
+    x = draw_updates(3, 12, 2, 30, "together")
+    radius, rounds = 4.0, 5
+    for start, point in (("zero", torch.zeros(30)), ("median", x.double().median(dim=0).values), (None, x.mean(dim=0))):
+        point = torch.quantile(x.double(), 0.5, dim=0) if start == "median" else point.double()
+        rule = CenteredClipping(radius=radius, rounds=rounds, start=point.float() if start is None else start)
+        for _ in range(rounds):
+            away = x.double() - point
+            point = point + (away * (radius / away.norm(dim=1, keepdim=True)).clamp(max=1.0)).mean(dim=0)
+        assert torch.allclose(value(rule, x, 2).double(), point, atol=1e-5), start
 
 
 def test_the_mean_is_beyond_any_bound_and_says_so() -> None:

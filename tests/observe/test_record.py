@@ -324,3 +324,17 @@ def test_where_the_time_went_adds_up() -> None:
     both = sum(sum(seconds.values()) for seconds in accounts["slots"].values())
     assert abs(sum(accounts["run"].values()) - both) < 0.05
     assert "accounts" not in picture(record, 8.0, since=record.number)
+
+
+def test_who_was_left_out_by_a_robust_rule_and_how_often_is_shown_and_who_was_evicted_for_it() -> None:
+    counts = {"shards": {"w0.1": 8, "w1.1": 8}, "left_out": {"w0.1": 1, "w1.1": 8}}
+    told = event(5, "w0.1", "left_out", step=12, **counts, suspicion={"w0.1": 0.0, "w1.1": 0.9})
+    reason = "8 of its 8 shards in 4 steps were left out"
+    gone = [event(6, who, "distrusted", step=13, worker="w1.1", reason=reason) for who in ("w0.1", "w1.1")]
+    record = record_of([*begin(), told, *gone])
+    shown = {one["worker"]: one["left_out"] for one in crew(record)}
+    assert shown["w1.1"] == {"shards": 8, "left_out": 8, "suspicion": 0.9} and shown["w0.1"]["left_out"] == 1
+    assert record.workers.distrusted == {"w1.1": reason}
+    marks = [mark for mark in picture(record, 7)["marks"] if "distrusted" in str(mark)]
+    assert len(marks) == 1  # though both have told it
+    assert "w1.1 8 of 8" in describe(told)["text"] and reason in str(describe(gone[0]))

@@ -14,12 +14,13 @@ from holdfast.core.words import View, host_of
 from holdfast.membership.codec import decode
 from holdfast.membership.view_rules import assign
 from holdfast.net.groups import Connection, Group
+from holdfast.reduce.aggregators import MEAN, Aggregator
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.hosts import Hosts
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.network import Network
+from holdfast.reduce.paths import make_path
 from holdfast.reduce.reduction import Brought, Path, ReductionTerms, bring
-from holdfast.reduce.shared_memory import SharedMemory
 from holdfast.reduce.sums import Sums
 from holdfast.reduce.tree import Range, split
 
@@ -100,12 +101,21 @@ class Crew:
         shards: int,
         stream: Stream,
         assignment: Mapping[str, Sequence[int]] | None = None,
+        *,
+        tensors: Callable[[int], list[torch.Tensor]] = gradients,
+        buffers: int = 0,
+        aggregator: Aggregator = MEAN,
     ) -> None:
-        self.layout = Layout([torch.empty(shape, dtype=dtype) for shape, dtype in zip(SHAPES, DTYPES, strict=True)])
+        """`tensors`: what a shard brings, of which the last few are `buffers`."""
+        like = tensors(0)
+        self.layout = Layout(like, len(like) - buffers)
+        self.tensors = tensors
+        self.aggregator = aggregator
         self.members = tuple(members)
         self.shards = shards
         self.arenas = {member: Arena.create(2 * shards, self.layout.slot_bytes) for member in members}
-        self.sums = {member: Sums(self.arenas[member], shards, parities=2) for member in members}
+        by_shard = aggregator.by_shard
+        self.sums = {member: Sums(self.arenas[member], shards, parities=2, by_shard=by_shard) for member in members}
         self.groups = dict(zip(members, groups(members, stream, self.arenas), strict=True))
         self.compute(STEP, assignment or assign(shards, self.members))
 
@@ -114,7 +124,7 @@ class Crew:
             self.arenas[member].set_stamp(1, step)
             self.sums[member].begin(step, self.layout)
             for shard in assignment[member]:
-                self.sums[member].add(shard, gradients(shard), range(len(SHAPES)))
+                self.sums[member].add(shard, self.tensors(shard), range(len(self.layout.shapes)))
 
     def brought(self) -> dict[str, Brought]:
         return {member: bring(sums, {}) for member, sums in self.sums.items()}
@@ -133,22 +143,22 @@ class Crew:
         connections = self.groups[member].connections.items()
         return {member: self.arenas[member]} | {peer: one.memory for peer, one in connections if one.memory is not None}
 
+    def terms(self, *, small: bool) -> ReductionTerms:
+        return ReductionTerms(self.shards, small, aggregator=self.aggregator)
+
     def shared_memory(self, *, two_rounds: bool) -> dict[str, Path]:
-        view, terms = View(1, self.members), ReductionTerms(self.shards, small=not two_rounds)
-        return {
-            member: SharedMemory(view, member, self.readable(member), terms, two_rounds=two_rounds)
-            for member in self.members
-        }
+        terms = self.terms(small=not two_rounds)
+        return {member: make_path("host", group, self.arenas[member], terms) for member, group in self.groups.items()}
 
     def network(self, *, small: bool) -> dict[str, Path]:
         return {
-            member: Network(group, self.arenas[member], ReductionTerms(self.shards, small))
+            member: Network(group, self.arenas[member], self.terms(small=small))
             for member, group in self.groups.items()
         }
 
     def hosts(self, *, small: bool) -> dict[str, Path]:
         return {
-            member: Hosts(group, self.readable(member), ReductionTerms(self.shards, small))
+            member: Hosts(group, self.readable(member), self.terms(small=small))
             for member, group in self.groups.items()
         }
 

@@ -160,7 +160,8 @@ class Policy:
             self.finished(now)
         if kind in ("slow", "no_longer_slow"):
             self._paced(str(event.get("worker")), float(event.get("times", 1.0)), float(event.get("since_s", 0.0)), now)
-        for liar in event.get("liars") or () if kind == "corruption" else ():
+        liars = event.get("liars") or () if kind == "corruption" else [event.get("worker")] * (kind == "distrusted")
+        for liar in liars:
             if liar in self.alive:
                 self.alive[liar].lied = True
         worker = self.alive.get(str(event["who"]))

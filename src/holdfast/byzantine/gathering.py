@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from holdfast.byzantine.arithmetic import product
+from holdfast.byzantine.arithmetic import product, total
 from holdfast.byzantine.kernels.choosing import kernels
 from holdfast.byzantine.kernels.port import PAGE, Flags, Matrix, Order
 from holdfast.byzantine.updates import Piece, Result, Updates
@@ -65,25 +65,34 @@ class Gathered:
         """
         outside, counted = np.zeros(self.n), 0
         bad = np.zeros(len(self.live), dtype=bool)
-        for piece, rows, start in self._native(None, None):
+        for piece, rows, start in self._native(self.source.pieces(), None, None):
             out = _place(self.result, piece, start, rows[0])
             done = kernels(rows[0].dtype).order(rows, self.mix, self.weights, order, piece.start + start, out.native)
             out.write()
             bad |= done.bad
             outside += done.outside
             counted += done.counted
-        self._complain(bad)
-        return outside / max(counted, 1), self.result
+        told = self.source.among_all(np.concatenate([[float(counted)], outside, bad]))
+        found = total(np.stack(told, axis=1))  # whole numbers: exact in any order
+        self._complain(found[1 + self.n :] > 0)
+        return found[1 : 1 + self.n] / max(found[0], 1.0), self.result
 
     def gram(self, *, origin: bool = False, beside: Result | None = None) -> Matrix:
         """Inner products of the updates around a point in their middle; last of all `beside`, or the origin."""
         real = torch.float64 if self.source.wide else torch.float32
-        pages = _Pages(len(self.live) + (beside is not None), real, self._mix_beside(beside), origin)
-        for _, rows, _ in self._native(beside, real):
-            pages.feed(rows)
-        pages.flush()
-        self._complain(pages.bad)
-        upper = np.triu(pages.sum)
+        rows, mix, sums = len(self.live) + (beside is not None), self._mix_beside(beside), []
+        size = (rows if mix is None else len(mix)) + origin
+        for block in self.source.blocks():
+            pages = _Pages(rows, real, mix, origin)
+            for _, native, _ in self._native(block, beside, real):
+                pages.feed(native)
+            pages.flush()
+            sums.append(np.concatenate([pages.sum.reshape(-1), pages.bad]))
+        mine: Matrix = np.array(sums).reshape(len(sums), size * size + rows)
+        (blocks,) = self.source.among_all(mine, blocks=True)
+        together = total(blocks.T)  # block after block
+        self._complain(together[size * size :] > 0)
+        upper = np.triu(together[: size * size].reshape(size, size))
         found: Matrix = upper + np.triu(upper, 1).T
         return found
 
@@ -95,11 +104,12 @@ class Gathered:
             factors = np.append(factors, beside_factor)
         read = [int(place) for place in np.flatnonzero(factors)] or [0]  # what counts for nothing need not be read
         bad, few = np.zeros(len(factors), dtype=bool), np.ascontiguousarray(factors[read])
-        for piece, rows, start in self._native(beside, None, read):
+        for piece, rows, start in self._native(self.source.pieces(), beside, None, read):
             out = _place(self.result, piece, start, rows[0])
             bad[read] |= kernels(rows[0].dtype).combine(rows, few, out.native)
             out.write()
-        self._complain(bad)
+        told = self.source.among_all(bad.astype(np.float64))
+        self._complain(total(np.stack(told, axis=1)) > 0)
         return self.result
 
     def _mix_beside(self, beside: Result | None) -> Matrix | None:
@@ -119,12 +129,16 @@ class Gathered:
             )
 
     def _native(
-        self, beside: Result | None, real: torch.dtype | None, read: Sequence[int] | None = None
+        self,
+        pieces: Iterator[Piece],
+        beside: Result | None,
+        real: torch.dtype | None,
+        read: Sequence[int] | None = None,
     ) -> Iterator[tuple[Piece, list[torch.Tensor], int]]:
         """Pieces as kernels take them, with where they begin in the piece; converted block by block where they must
         be.
         """
-        for piece in self.source.pieces():
+        for piece in pieces:
             rows = [piece.rows[number] for number in self.live]
             if beside is not None:
                 rows.append(beside.span(piece))

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from holdfast.core.errors import ConfigError
 
 State: TypeAlias = Mapping[str, torch.Tensor]
+Numbers: TypeAlias = "npt.NDArray[np.float64]"
 Value: TypeAlias = "torch.Tensor | dict[str, torch.Tensor]"
 
 
@@ -67,6 +70,15 @@ class Updates(ABC):
 
     @abstractmethod
     def pieces(self) -> Iterator[Piece]: ...
+
+    def blocks(self) -> Iterator[Iterator[Piece]]:
+        """The same in runs whose inner products are added up by themselves first."""
+        yield self.pieces()
+
+    def among_all(self, mine: Numbers, blocks: bool = False) -> list[Numbers]:
+        """Where several read different columns of these updates, what each of them found; all come to the same then.
+        `blocks`: one row for each block, and the rows come in the order of blocks, as one table."""
+        return [mine]
 
     @abstractmethod
     def result(self, out: Value | None) -> Result:

@@ -1,5 +1,5 @@
 """The command line: `holdfast run`, `check`, `status`, `events`, `logs`, `top`, `dashboard`, `scale`, `stop`, `runs`,
-`rm`, `checkpoint`, `ledger`, `drill`, `keys`, `federate`.
+`rm`, `checkpoint`, `ledger`, `drill`, `federate`, `keys`.
 
 Starts without torch.
 
@@ -27,6 +27,7 @@ from holdfast.cli.drill import split as split_drill
 from holdfast.cli.entering import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, drop_output
 from holdfast.cli.entering import entry as entry
 from holdfast.cli.events import add_arguments as add_events_arguments
+from holdfast.cli.federate import add_arguments as add_federate_arguments
 from holdfast.cli.federate_verify import add_arguments as add_federate_verify_arguments
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
 from holdfast.cli.logs import add_arguments as add_logs_arguments
@@ -118,8 +119,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_ledger_arguments(commands.add_parser("ledger", help="an etcd for runs on several hosts"), Parser)
     add_drill_arguments(commands.add_parser("drill", help="break a training on purpose, and prove what came of it"))
+    _add_federate(
+        commands.add_parser("federate", help="simulate federated learning with hostile clients, rule by attack")
+    )
     _add_keys(commands.add_parser("keys", help="make the keys of a run on several hosts"))
-    _add_federate(commands.add_parser("federate", help="rounds with participants and servers that may lie"))
     return parser
 
 
@@ -141,7 +144,8 @@ def _add_keys(keys: argparse.ArgumentParser) -> None:
 
 
 def _add_federate(federate: argparse.ArgumentParser) -> None:
-    actions = federate.add_subparsers(metavar="ACTION", required=True, parser_class=Parser)
+    add_federate_arguments(federate)
+    actions = federate.add_subparsers(metavar="verify", parser_class=Parser)
     add_federate_verify_arguments(actions.add_parser("verify", help="verify a chain of rounds by its signatures"))
 
 

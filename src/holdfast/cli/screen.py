@@ -26,12 +26,14 @@ COLOURS = {
     "dead": "bold red",
 }
 LEVELS = {"ok": "green", "slow to answer": "yellow", "suspect": "bold yellow", "hung": "bold red"}
+_QUIET = ("progress", "rebalanced", "left_out")
 _LOUD = (
     "worker_exited",
     "lost",
     "hung",
     "standstill",
     "corruption",
+    "distrusted",
     "script_mistake",
     "inexact",
     "failed",
@@ -134,7 +136,9 @@ def _table(crew: list[Any], facts: Mapping[str, Any]) -> Table:
 def _events(events: list[Any], most: int) -> list[Text]:
     """The newest, the last one below."""
     lines = []
-    for event in reversed([event for event in events if event["kind"] not in ("progress", "rebalanced")][:most]):
+    for event in reversed(
+        [event for event in events if event["kind"] not in ("progress", "rebalanced", "left_out")][:most]
+    ):
         reason = f" ({event['reason']})" if event.get("reason") else ""
         when = clock_words(event["t"], "%H:%M:%S", "--:--:--")
         text = Text(f"{when} ", style="dim", overflow="ellipsis", no_wrap=True)

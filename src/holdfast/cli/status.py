@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import asdict
 from typing import Any
 
 from holdfast.agent.asking import ledger_of
@@ -21,6 +22,8 @@ from holdfast.observe.reading import read_record
 from holdfast.observe.summary import run_state, time_line
 from holdfast.placement.directory import RunDirectory
 from holdfast.placement.proc import find_workers, process_state
+
+LEFT_OUT_LINES = 8
 
 
 def show_status(options: argparse.Namespace) -> int:
@@ -65,6 +68,8 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "slow": {who: slow.words for who, slow in workers.slow.items() if who in workers.members} if living else {},
         "late": dict(workers.late) if living else {},
         "liars": dict(workers.liars),
+        "left_out": {who: asdict(one) for who, one in workers.left_out.items() if who in workers.members},
+        "distrusted": dict(workers.distrusted),
         "storage_away": dict(workers.unsaved) if living else {},
         "time": _time(record, set(living), time.time() if living else None),
         "digest": (record.finished or {}).get("digest"),
@@ -200,6 +205,12 @@ def _lines(status: dict[str, Any]) -> list[str]:
         lines.append(f"late: {worker}: {why}")
     for worker, step in sorted(status["liars"].items()):
         lines.append(f"corruption: {worker} was found wrong at step {step}: test its memory and processor")
+    for worker, one in sorted(status["left_out"].items(), key=lambda pair: -pair[1]["suspicion"])[:LEFT_OUT_LINES]:
+        lines.append(
+            f"left out: {one['left_out']} of {one['shards']} shards of {worker}, suspicion {one['suspicion']:.2f} of 1"
+        )
+    for worker, reason in status["distrusted"].items():
+        lines.append(f"distrusted: {worker} was evicted: {reason}")
     for worker, reason in status["paused"].items():
         lines.append(f"paused: {worker}: {reason}")
     for worker in status["workers"]:

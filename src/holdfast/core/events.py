@@ -55,6 +55,11 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "skipped": ("step", "reason"),  # its update is not applied
     # written by every member that sees it: two workers disagree on bits that have one value
     "corruption": ("step", "what", "where", "digests", "liars", "decided", "good"),
+    # by each host's first worker: of how many shards of each worker the robust rule left out how many, so far, and how
+    # far that is from what chance explains; 1: it is evicted
+    "left_out": ("step", "shards", "left_out", "suspicion"),
+    # written by every member: more than half of them distrust this one, and it is evicted
+    "distrusted": ("step", "worker", "reason", "shards", "left_out"),
     # written by every member that sees it: workers differ, and it is the script's doing
     "script_mistake": ("step", "where", "reason", "hint"),
     # written by the first member: a shard gives other bits each time that it is computed. Training goes on

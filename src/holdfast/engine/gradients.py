@@ -21,7 +21,7 @@ from holdfast.reduce.aggregators import Aggregator
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.paths import check_coverage, make_path, takes_two_rounds
-from holdfast.reduce.reduction import Brought, Kept, Path, ReductionTerms, all_gathered, bring, mean_metrics, present_in
+from holdfast.reduce.reduction import Brought, Kept, Path, ReductionTerms, all_gathered, bring, metrics_of, present_in
 from holdfast.reduce.sums import Sums
 
 TENSORS_MAX = 1 << 20
@@ -56,6 +56,7 @@ class Gradients:
         self.sums = sums
         self.kept: Kept | None = None
         self.counted: dict[int, Shares] = {}  # of the last step that was reduced here: whose shards were added
+        self.too_few = (-1, 0, 0)  # the last step that changed nothing, its shards, and how many it would have needed
         self.metrics: dict[str, dict[int, float]] = {}  # of my shards of this step: name -> shard -> value
         self.gathered: dict[int, str] = {}  # of my shards of this step: what their lines gave to step.gather
         self._me = me
@@ -117,17 +118,28 @@ class Gradients:
         path = self._path_in(group, interrupted)
         count = sum(len(brought) for _, brought in effect.shards)
         shards = None if self._way.whole else tuple(sorted(one for _, brought in effect.shards for one in brought))
-        if effect.step in self.passed or not count:
+        if effect.step in self.passed or count < self._aggregator.least:
             nothing = torch.zeros(layout.slot_bytes, dtype=torch.uint8)
+            self.counted = {}
+            if effect.step not in self.passed and count:  # their samples are used up all the same: the run gets on
+                self.too_few = (effect.step, count, self._aggregator.least)
             self.kept = Kept(effect.step, layout, nothing, frozenset(), {}, lambda: True, shards, effect.over)
             return path.bulk
         assert not self._way.whole or count == self._shards, f"step {effect.step} has the shards {effect.shards}"
         check_coverage(self.sums.tree, effect.shards, notes)
         self.counted = {effect.step: effect.shards}
         memory, is_intact = path.reduce(effect.step, layout, group.view.members, notes)
-        present, metrics, gathered = present_in(layout, notes), mean_metrics(notes), all_gathered(notes)
+        present, gathered = present_in(layout, notes), all_gathered(notes)
+        metrics = metrics_of(notes, self._aggregator)
         self.kept = Kept(effect.step, layout, memory, present, metrics, is_intact, shards, effect.over, gathered)
         return path.bulk
+
+    def judged(self, step: int) -> tuple[Shares, tuple[bool, ...] | None]:
+        """Whose shards this step was made of, and which of them, in their order, the aggregator trusted."""
+        brought = self.counted.get(step)
+        if brought is None or self._path is None:
+            return (), None
+        return brought, self._path.trusted()
 
     def give(self, group: Group, effect: m.Give, interrupted: Callable[[], str]) -> bool:
         """Send the mean of the last step to one that lacks it. False: it is no longer whole; BrokenGroup."""

@@ -43,6 +43,7 @@ from holdfast.engine.pausing import Pauses
 from holdfast.engine.recovery.auditing import Audits, audit_rules
 from holdfast.engine.recovery.catching import MEAN, Catching, MeanDesk, serve_mean
 from holdfast.engine.recovery.rewinding import Rewinding
+from holdfast.engine.recovery.trusting import Trusting, book_for
 from holdfast.engine.spending import HeldUp, Spending
 from holdfast.engine.transfer.checkpointing import Checkpoints, NoCheckpoints, SavingWorker
 from holdfast.engine.transfer.claiming import Claim
@@ -67,6 +68,7 @@ from holdfast.net.wires import SocketWires, Wires
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.ledger import open_ledger
 from holdfast.placement.proc import process_started
+from holdfast.reduce.aggregators import Aggregator
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.sums import Sums
@@ -161,7 +163,7 @@ class Place:
             self.events.write("ledger_up")
         if self.environment is not None and not self.environment.host:  # of several hosts, not all may be there yet
             sizes = [decode_whole(entry.value, "workers") or 0 for entry in self.ledger.read(KEY_SIZE).entries]
-            self.mode.check_size(sum(sizes)) if any(sizes) else None
+            self.mode.check_size(sum(sizes), config.shards) if any(sizes) else None
 
     def _agree(self, config: RunConfig) -> None:
         if self.ledger.compare_and_set(KEY_CONFIG, config.encode(), expected=0) is None:
@@ -243,7 +245,7 @@ class Place:
             pauses=Pauses(feed, self.events, run=self._run(), outage_s=config.outage_s),
             attendance=self.mode.attendance(),
             rewinding=rewinding,
-            audits=self._audits(config, machine, holder, feed, calls),
+            audits=self._audits(config, machine, holder, feed, calls, aggregator),
         )
         feed.start()
         return worker
@@ -269,8 +271,16 @@ class Place:
         )
 
     def _audits(
-        self, config: RunConfig, machine: Machine, holder: Holder, feed: LedgerFeed, calls: OptimizerCalls
+        self,
+        config: RunConfig,
+        machine: Machine,
+        holder: Holder,
+        feed: LedgerFeed,
+        calls: OptimizerCalls,
+        aggregator: Aggregator,
     ) -> Audits:
+        whole = machine.step_rules.whole
+        book = book_for(aggregator, shards=config.shards, f=self.mode.hostile, whole=whole)
         return Audits(
             machine.audits,
             me=self.me,
@@ -278,6 +288,7 @@ class Place:
             events=self.events,
             feed=feed,
             calls=calls,
+            trusting=Trusting(book, me=self.me, events=self.events, clock=self.wires.kernel.now),
             doubts=config.non_finite != "ignore",
         )
 

@@ -163,7 +163,7 @@ class Worker:
         pace = self._pace.took(durations_s)
         mark = secrets.randbits(63) if due else 0
         brings = None if self.machine.step_rules.whole else self.gradients.brings()
-        said = self.audits.said(step)
+        said = self.audits.said(step, view.members if view is not None else ())
         saving = self._checkpoints.saving
         self._queue.append(m.Computed(step, due, saving, pace, said=said, mark=mark, shards=brings, over=over))
 
@@ -418,6 +418,10 @@ class Worker:
         self._transfer.desk.withdraw()
         self._catching.desk.clear_away()
         self._directive = effect
+        if not effect.received and self.machine.view is not None:
+            brought, trusted = self.gradients.judged(effect.step)
+            self.audits.trusting.committed(effect.step, self.machine.view.members, brought, trusted)
+            self.audits.trusting.passed(effect.step, self.gradients.too_few)
         if self._broken_at is not None:
             duration_s = self._clock() - self._broken_at
             self._broken_at = None

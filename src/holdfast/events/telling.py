@@ -199,6 +199,12 @@ def _corruption(event: Event) -> str:
     return f"corruption at step {event.get('step')}, {event.get('where')}: {found} ({event.get('decided')})"
 
 
+def _left_out(event: Event) -> str:
+    out, shards = event.get("left_out") or {}, event.get("shards") or {}
+    each = names(f"{worker} {out.get(worker, 0)} of {count}" for worker, count in shards.items())
+    return f"shards that the robust rule left out up to step {event.get('step')}: {each}"
+
+
 def _left(event: Event) -> str:
     saved = f"; that is saved in {event['uri']}" if event.get("uri") else ""
     return f"{event['who']} leaves{_at(event)}{saved}: {event.get('reason')}"
@@ -250,6 +256,7 @@ _TEMPLATES: Final[dict[str, str]] = {
     "storage_down": "{who} cannot save to {uri}; training goes on, the newest snapshot waits in memory: {reason}",
     "storage_up": "storage is back",
     "skipped": "step {step} is skipped: {reason}",
+    "distrusted": "{worker} is distrusted at step {step}, and evicted: {reason}",
     "script_mistake": "a mistake in the script: {reason}; {hint}",
     "inexact": "this run is not exact: {reason}; {hint}",
     "ledger_down": "{who} cannot reach the ledger; the membership is frozen, training goes on: {reason}",
@@ -279,6 +286,7 @@ _SENTENCES: Final[dict[str, Callable[[Event], str]]] = {
     "started_over": _started_over,
     "rewound": _rewound,
     "corruption": _corruption,
+    "left_out": _left_out,
     "left": _left,
     "cut_short": _cut_short,
     "unsaved": _unsaved,

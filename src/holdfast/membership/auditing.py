@@ -50,6 +50,7 @@ class Said:
     details: Details | None = None  # once states are known to differ
     late: int = 0  # of the gradients in the step before, if a backward added to them after the shards; else 0
     leader: tuple[str, int] | None = None  # who led and was wrong about a shard not long ago, and in which step
+    distrusts: tuple[str, str] | None = None  # whom it would evict, and why: see trusting.py
 
 
 NOTHING = Said()
@@ -87,7 +88,7 @@ class Finding:
     `script`: it is the script's doing, as this sentence says; none of these: undecidable."""
 
     step: int
-    what: str  # "shard", "state" or "calls"
+    what: str  # "shard", "state", "calls" or "trust"
     number: int  # of the shard, or of the slice
     digests: tuple[tuple[str, str], ...]  # who said what, in rank order
     liars: tuple[str, ...] = ()
@@ -104,6 +105,8 @@ class Finding:
     def reason(self) -> str:
         if self.script:
             return self.script
+        if self.what == "trust":
+            return f"{self.liars[0]} is distrusted by {len(self.digests)} members: {self.where}"
         if self.narrow:
             return f"{listed([member for member, _ in self.digests])} find out in what their states differ"
         what = f"shard {self.number} of step {self.step}" if self.what == "shard" else f"the state at step {self.step}"
@@ -213,7 +216,8 @@ class Auditing:
         for finding in findings:
             if finding.third:
                 self._disputed[finding.number] = finding.third
-        return next((finding for finding in findings if finding.third), findings[0] if findings else None)
+        found = next((finding for finding in findings if finding.third), findings[0] if findings else None)
+        return found or _distrusted(step, members, said)
 
     def _led(self, finding: Finding, members: Sequence[str], said: Mapping[str, Said]) -> Finding:
         """One leader after the other is wrong about shards: that comes with leading, not with the machine."""
@@ -344,6 +348,18 @@ class Auditing:
         compared = [max(0, step - self.rules.every)] if self.rules.every else []
         vouched = [self._vouched[liar] for liar in liars] if self.rules.exactly else []
         return min([*compared, *vouched], default=None)
+
+
+def _distrusted(step: int, members: Sequence[str], said: Mapping[str, Said]) -> Finding | None:
+    """More than half of all distrust one of them. A few, who may be hostile themselves, decide nothing."""
+    named = {member: said[member].distrusts for member in members}
+    counted = Counter(one[0] for one in named.values() if one is not None and one[0] in members)
+    for worker, count in counted.most_common(1):
+        if 2 * count > len(members):
+            who = tuple((member, one[0]) for member, one in named.items() if one is not None and one[0] == worker)
+            why = next(one[1] for one in named.values() if one is not None and one[0] == worker)
+            return Finding(step, "trust", 0, who, liars=(worker,), where=why)
+    return None
 
 
 def _with_liars(finding: Finding, believed: str) -> Finding:

@@ -51,6 +51,9 @@ def encode(message: Message | Shared, note: Any = None) -> bytes:
             fields["b"] = message.said.late
         if message.said.leader is not None:
             fields["i"] = message.said.leader
+        if message.said.distrusts is not None:
+            worker, why = message.said.distrusts
+            fields["u"] = [worker, why[:TEXT_MAX]]
         if (details := message.said.details) is not None:
             listed = [[entry.name, entry.part, entry.kind, entry.value] for entry in details.entries]
             fields["e"] = [listed, details.came, details.whole]
@@ -183,7 +186,19 @@ def _said(fields: dict[str, Any]) -> Said:
     late = fields.get("b", 0)
     if type(late) is not int or not 0 <= late < MARKS:
         raise ProtocolError(f"a peer sent {str(late)[:40]!r} for its gradients")
-    return Said(found, state, calls, details, late, _leader(fields))
+    return Said(found, state, calls, details, late, _leader(fields), _distrusts(fields))
+
+
+def _distrusts(fields: dict[str, Any]) -> tuple[str, str] | None:
+    if "u" not in fields:
+        return None
+    try:
+        worker, why = fields["u"]
+        if any(type(text) is not str or len(text) > TEXT_MAX for text in (worker, why)):
+            raise ValueError
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"a peer sent {str(fields['u'])[:40]!r} for whom it distrusts") from error
+    return worker, why
 
 
 def _leader(fields: dict[str, Any]) -> tuple[str, int] | None:

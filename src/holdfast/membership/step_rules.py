@@ -51,3 +51,13 @@ class StepRules:
     def closes(self, ready: Mapping[str, Ready], view: View) -> bool:
         """Whether these members of a step need not wait for one that still computes."""
         return False
+
+
+class EvenShares(StepRules):
+    """Shards do not follow the workers' paces: who nobody vouches for is not asked how fast it is."""
+
+    def shares(self, room: int, members: Sequence[str], paces: Mapping[str, float]) -> Shares:
+        return divide(room, members, dict.fromkeys(paces, 1.0))
+
+    def rebalanced(self, shares: Shares, room: int, paces: Mapping[str, float]) -> Shares | None:
+        return None

@@ -17,7 +17,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.data.alignment import Moved, align_tensor
 from holdfast.modes.buffers import Buffers
 from holdfast.modes.watching import BackwardWatch, ParameterWatch
-from holdfast.reduce.layout import Layout, Section
+from holdfast.reduce.layout import Layout
 from holdfast.reduce.reduction import Kept
 from holdfast.state.naming import named_parameters
 
@@ -61,7 +61,7 @@ class GradientCapture:
 
     def whole_layout(self) -> Layout:
         """With every parameter trained: the most room a slot can need."""
-        return Layout([*self.parameters, *self.buffers.sums_like])
+        return Layout([*self.parameters, *self.buffers.sums_like], len(self.parameters))
 
     def layout(self) -> Layout:
         """For the parameters that are trained now. The same for all workers, whose scripts do the same."""
@@ -70,7 +70,7 @@ class GradientCapture:
         if found is None:
             trained = [index for index, flag in enumerate(flags) if flag]
             tensors = [self.parameters[index] for index in trained]
-            found = self._layouts[flags] = (Layout([*tensors, *self.buffers.sums_like]), trained)
+            found = self._layouts[flags] = (Layout([*tensors, *self.buffers.sums_like], len(tensors)), trained)
         self._layout, trained = found
         self._trained = [self.parameters[index] for index in trained]
         self._frozen = [parameter for parameter, flag in zip(self.parameters, flags, strict=True) if not flag]
@@ -156,7 +156,7 @@ class GradientCapture:
         """
         sections = kept.layout.sections
         if self._ends is None or self._ends[0] is not kept.layout:
-            self._ends = (kept.layout, [_gradients_in(section, len(self._trained)) for section in sections])
+            self._ends = (kept.layout, [kept.layout.gradients_in(section) for section in sections])
         vectors = kept.layout.vectors(kept.memory)
         buffers = False
         for section, vector, (count, end) in zip(sections, vectors, self._ends[1], strict=True):
@@ -182,12 +182,6 @@ class GradientCapture:
         if self._loaded is None or self._loaded[0] != key or self._loaded[1] is not kept.layout:
             self._loaded = (key, kept.layout, kept.layout.views(kept.memory))
         return self._loaded[2]
-
-
-def _gradients_in(section: Section, trained: int) -> tuple[int, int]:
-    """How many of a section's tensors are gradients, and where they end: buffers come after them."""
-    count = sum(index < trained for index in section.entries)
-    return count, section.starts[count] if count < len(section.starts) else section.elements
 
 
 def _has_finite_sum(vector: torch.Tensor) -> bool:

@@ -172,8 +172,8 @@ class Mode(ABC):
     def check(self, config: RunConfig, plan: ShardPlan) -> None:
         """ConfigError if these settings and this data cannot be trained with in this mode."""
 
-    def check_size(self, workers: int) -> None:
-        """ConfigError if the run has too few workers for it."""
+    def check_size(self, workers: int, shards: int) -> None:
+        """ConfigError if the run has too few workers for it, or for this number of shards."""
 
     @abstractmethod
     def rules(self) -> StepRules: ...
@@ -186,6 +186,11 @@ class Mode(ABC):
 
     def aggregator(self) -> Aggregator:
         return Mean()
+
+    @property
+    def hostile(self) -> int | None:
+        """So many of a step's shards may be hostile, and who brings such is evicted. None: nobody looks for that."""
+        return None
 
     def attendance(self) -> Attendance:
         return Attendance()

@@ -225,6 +225,10 @@ class RunRecord:
         if self._is_news:
             self._mark("corruption", event, at, describe(event)["text"])
 
+    def on_distrusted(self, event: Event, at: float, number: int) -> None:
+        if self._is_news:
+            self._mark("distrusted", event, at, describe(event)["text"], worker=str(event["worker"]))
+
     def on_storage_down(self, event: Event, at: float, number: int) -> None:
         if not self.workers.unsaved:
             self._mark("storage", event, at, f"storage is away: {event.get('reason')}")

@@ -10,7 +10,7 @@ from holdfast.observe import lanes as l
 from holdfast.observe.fold import RunRecord
 from holdfast.observe.lanes import Lane
 from holdfast.observe.series import number_of
-from holdfast.observe.workers import lane_name
+from holdfast.observe.workers import LeftOut, lane_name
 
 WAITING_MAX = 500  # characters
 
@@ -148,9 +148,16 @@ def crew(record: RunRecord) -> list[dict[str, Any]]:
             "shards": workers.shards.get(lane.worker) if lane.worker in rank else None,
             "pace_s": workers.paces_s.get(lane.worker) if lane.worker in rank else None,
             "slow": workers.slow[lane.worker].times if lane.worker in workers.slow else None,
+            "left_out": _left_out(workers.left_out.get(lane.worker)),
         }
         for lane in _ordered(record)
     ]
+
+
+def _left_out(one: LeftOut | None) -> dict[str, Any] | None:
+    if one is None:
+        return None
+    return {"shards": one.shards, "left_out": one.left_out, "suspicion": number_of(one.suspicion)}
 
 
 def _ordered(record: RunRecord) -> list[Lane]:

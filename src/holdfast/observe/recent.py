@@ -18,6 +18,7 @@ RECENT: Final = {
     "progress": 8,
     "spent": 0,
     "rebalanced": 20,
+    "left_out": 8,
     "registered": 40,
     "warning": 100,
     "worker_exited": 200,
@@ -33,6 +34,7 @@ _TOLD_BY_MANY: Final[dict[str, tuple[str, ...]]] = {
     "rewound": ("number",),
     "started_over": ("view",),
     "corruption": ("step", "where", "decided"),
+    "distrusted": ("step", "worker"),
     "script_mistake": ("where",),
     "early_stop": ("step",),
 }

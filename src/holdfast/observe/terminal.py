@@ -106,6 +106,7 @@ class Narrator:
         *("worker_started", "worker_exited", "hung", "standstill", "joined", "evicted", "resumed"),
         *("slow", "no_longer_slow", "late", "caught_up", "warning", "failed", "script_mistake"),
         *("host_silent", "host_back", "host_given_up", "recovered", "corruption", "rewound", "started_over", "skipped"),
+        "distrusted",
     )
 
     def __init__(self) -> None:

@@ -41,6 +41,15 @@ class Slowness(NamedTuple):
     words: str
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """So many of a worker's shards were left out by a robust rule; suspicion of 1 is too often."""
+
+    left_out: int
+    shards: int
+    suspicion: float
+
+
 class Workers:
     def __init__(self) -> None:
         self.by_id: dict[str, WorkerRecord] = {}
@@ -58,6 +67,8 @@ class Workers:
         self.late: dict[str, str] = {}  # whom the others go on without, and since which step
         self.lates = 0  # how often they did
         self.liars: dict[str, int] = {}  # whose bits the others found wrong, and at which step
+        self.left_out: dict[str, LeftOut] = {}  # how often a robust rule left out a worker's shards
+        self.distrusted: dict[str, str] = {}  # who was evicted for that, and why
         self.waiting: dict[str, str] = {}  # who does not get on, and why
         self.cut_off: dict[str, float] = {}  # who cannot reach the ledger, since when; the agent may be one
         self.unsaved: dict[str, str] = {}  # who cannot save, and why
@@ -291,6 +302,15 @@ class Workers:
     def on_corruption(self, event: Event, at: float, number: int) -> None:
         for liar in event.get("liars") or ():
             _keep(self.liars, str(liar), int(event["step"]))
+
+    def on_left_out(self, event: Event, at: float, number: int) -> None:
+        for worker, shards in dict(event["shards"]).items():
+            out, suspicion = event["left_out"].get(worker, 0), event["suspicion"].get(worker, 0.0)
+            _keep(self.left_out, str(worker), LeftOut(int(out), int(shards), float(suspicion)))
+        self.changed = number
+
+    def on_distrusted(self, event: Event, at: float, number: int) -> None:
+        _keep(self.distrusted, str(event["worker"]), str(event.get("reason", ""))[:REASON_MAX])
 
     def on_waiting(self, event: Event, at: float, number: int) -> None:
         _keep(self.waiting, str(event["who"]), str(event.get("reason", ""))[:REASON_MAX])

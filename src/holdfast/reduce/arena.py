@@ -4,7 +4,7 @@ An arena is an anonymous memory file: it has no name, takes room only where it i
 as long as a peer has it mapped, and is gone when nobody has. Its owner alone writes it: a worker that slept, and
 wakes in the middle of what it was writing, spoils nothing for those that went on without it.
 
-    header (one page): the stamp, and the stamp of the result
+    header (two pages): the stamp, the stamp of the result, and which shards the result was made of were trusted
     slot 0 .. slot n-1: sums of tree nodes
     result: the reduced gradient
 
@@ -28,6 +28,8 @@ from holdfast.reduce.layout import Layout, round_up
 
 PAGE_BYTES = mmap.PAGESIZE  # slots begin on pages, so that parts of a result can be mapped by themselves
 STAMP_STEPS = 1 << 40
+HEADER_BYTES = 2 * PAGE_BYTES
+TRUSTED_AT = 64  # in the header: how many flags there are, 0 for none, and then the flags
 MAP_FIXED = 0x10  # linux/mman.h; Python's mmap does not have it
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -51,7 +53,7 @@ class Arena:
 
     @staticmethod
     def size(slots: int, slot_bytes: int) -> int:
-        return PAGE_BYTES + (slots + 1) * slot_bytes
+        return HEADER_BYTES + (slots + 1) * slot_bytes
 
     @classmethod
     def create(cls, slots: int, slot_bytes: int) -> Arena:
@@ -67,7 +69,7 @@ class Arena:
 
     def slot(self, index: int, layout: Layout) -> torch.Tensor:
         assert 0 <= index <= self.slots and layout.slot_bytes <= self.slot_bytes
-        start = PAGE_BYTES + index * self.slot_bytes
+        start = HEADER_BYTES + index * self.slot_bytes
         return self.memory[start : start + layout.slot_bytes]
 
     def result(self, layout: Layout) -> torch.Tensor:
@@ -75,7 +77,7 @@ class Arena:
 
     @property
     def result_offset(self) -> int:
-        return PAGE_BYTES + self.slots * self.slot_bytes
+        return HEADER_BYTES + self.slots * self.slot_bytes
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -92,6 +94,17 @@ class Arena:
         """Before the first byte of this step's mean is written: what was there may no longer be used."""
         self._stamps[1] = view * STAMP_STEPS + step
 
+    def note_trusted(self, trusted: Sequence[bool] | None) -> None:
+        """Beside a result, before others are told that it is there."""
+        flags = bytes(trusted or ())
+        self._map[TRUSTED_AT : TRUSTED_AT + 4 + len(flags)] = len(flags).to_bytes(4, "little") + flags
+
+    def trusted(self) -> tuple[bool, ...] | None:
+        room = HEADER_BYTES - TRUSTED_AT - 4
+        count = min(int.from_bytes(self._map[TRUSTED_AT : TRUSTED_AT + 4], "little"), room)
+        flags = self._map[TRUSTED_AT + 4 : TRUSTED_AT + 4 + count]
+        return tuple(flag != 0 for flag in flags) if count else None
+
     def free_result(self, but: tuple[int, int]) -> None:
         """Give back the memory of the result area outside these bytes, which begin and end on pages."""
         start, stop = but
@@ -106,19 +119,20 @@ class Arena:
             self.fd = -1
 
 
-def result_parts(layout: Layout, parts: int) -> list[tuple[int, int]]:
-    """The bytes of a result area in even runs of whole pages."""
-    pages = -(-layout.slot_bytes // PAGE_BYTES)
-    edges = [pages * part // parts * PAGE_BYTES for part in range(parts + 1)]
+def result_parts(layout: Layout, parts: int, unit_bytes: int = PAGE_BYTES) -> list[tuple[int, int]]:
+    """The bytes of a result area in even runs of whole units, which are of whole pages."""
+    units = -(-layout.slot_bytes // unit_bytes)
+    end = round_up(layout.slot_bytes, PAGE_BYTES)
+    edges = [min(units * part // parts * unit_bytes, end) for part in range(parts + 1)]
     return list(pairwise(edges))
 
 
-def joint_result(arenas: Sequence[Arena], layout: Layout) -> torch.Tensor:
+def joint_result(arenas: Sequence[Arena], layout: Layout, unit_bytes: int = PAGE_BYTES) -> torch.Tensor:
     """The result area of a whole crew as one run of memory, to read: each part of it is in another arena.
 
     Pages of memory files can be mapped side by side, so nobody copies, and nobody writes into another's arena.
     """
-    parts = result_parts(layout, len(arenas))
+    parts = result_parts(layout, len(arenas), unit_bytes)
     memory = torch.frombuffer(mmap.mmap(-1, parts[-1][1]), dtype=torch.uint8)  # unmapped with the last tensor over it
     for arena, (start, stop) in zip(arenas, parts, strict=True):
         if start == stop:

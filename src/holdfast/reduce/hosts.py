@@ -62,9 +62,14 @@ class Hosts:
             self._exchange.reduce(layout, here, nodes, result)
             # Fence: what I sent is worth nothing to the others until I say Done, and that is after this.
             check_stamps(self._arenas, self._neighbours, {stamp})
+            home.note_trusted(self._exchange.trusted)
         elif not self._freed:
             self._free_own(stamp)
         return result, lambda: home.result_stamp == stamp
+
+    def trusted(self) -> tuple[bool, ...] | None:
+        """Who does not lead reads it where the mean is, after all Done."""
+        return self._arenas[self._neighbours[0]].trusted()
 
     def _free_own(self, stamp: tuple[int, int]) -> None:
         """My own result area, of a view in which I led or all were on one host: all have applied what is in it."""

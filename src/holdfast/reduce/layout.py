@@ -29,11 +29,18 @@ class Section:
     def bytes(self) -> int:
         return self.elements * self.dtype.itemsize
 
+    def columns(self, part: tuple[int, int]) -> tuple[int, int]:
+        """Which of its elements lie in these bytes of a slot, which begin and end on pages."""
+        low, high = (min(max(edge - self.offset_bytes, 0), self.bytes) for edge in part)
+        return low // self.dtype.itemsize, high // self.dtype.itemsize
+
 
 class Layout:
-    """The places of `tensors` in a slot of `slot_bytes` bytes."""
+    """The places of `tensors` in a slot of `slot_bytes` bytes. The first `gradients` of them are that, the rest is
+    buffers; None: all are."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], gradients: int | None = None) -> None:
+        self.gradients = len(tensors) if gradients is None else gradients
         self.shapes = tuple(tensor.shape for tensor in tensors)
         by_dtype: dict[torch.dtype, list[int]] = {}
         for index, tensor in enumerate(tensors):
@@ -66,6 +73,11 @@ class Layout:
                 shape = self.shapes[index]
                 found[index] = vector[start : start + shape.numel()].view(shape)
         return [found[index] for index in range(len(self.shapes))]
+
+    def gradients_in(self, section: Section) -> tuple[int, int]:
+        """How many of a section's tensors are gradients, and where they end: buffers come after them."""
+        count = sum(index < self.gradients for index in section.entries)
+        return count, section.starts[count] if count < len(section.starts) else section.elements
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -14,7 +14,8 @@ from itertools import zip_longest
 import torch
 
 from holdfast.net.groups import Group
-from holdfast.reduce.arena import Arena
+from holdfast.reduce.aggregators import ALONE, Cut, Work
+from holdfast.reduce.arena import Arena, result_parts
 from holdfast.reduce.arithmetic import sum_into
 from holdfast.reduce.layout import Layout, slice_bounds
 from holdfast.reduce.reduction import Brought, ReductionTerms
@@ -47,6 +48,30 @@ class Network:
         self._exchange.reduce(layout, here, nodes, result)
         return result, lambda: arena.result_stamp == stamp
 
+    def trusted(self) -> tuple[bool, ...] | None:
+        return self._exchange.trusted
+
+
+class GroupParties:
+    """Members of a group that tell each other a few bytes in the middle of a reduction."""
+
+    def __init__(self, group: Group, parties: Sequence[str], interrupted: Callable[[], str]) -> None:
+        self._group = group
+        self._parties = tuple(parties)
+        self._interrupted = interrupted
+        self.count = len(self._parties)
+        self.rank = self._parties.index(group.me)
+
+    def share(self, mine: bytes, sizes: Sequence[int]) -> list[bytes]:
+        assert len(mine) == sizes[self.rank]
+        theirs = {party: bytearray(size) for party, size in zip(self._parties, sizes, strict=True)}
+        theirs[self._group.me][:] = mine
+        others = [party for party in self._parties if party != self._group.me]
+        sends = [(party, [memoryview(mine)]) for party in others]
+        receives = [(party, [memoryview(theirs[party])]) for party in others]
+        self._group.exchange(sends, receives, interrupted=self._interrupted)
+        return [bytes(theirs[party]) for party in self._parties]
+
 
 class SliceExchange:
     """Parties of a group that hand each other slices: each brings a few nodes of the tree, all get the mean.
@@ -60,6 +85,10 @@ class SliceExchange:
         self._parties = tuple(parties)
         self._rank = self._parties.index(group.me)
         self._terms = terms
+        self._shares = terms.aggregator.shares
+        spread = self._shares and not terms.small
+        self._tellers = GroupParties(group, self._parties, terms.interrupted) if spread else ALONE
+        self.trusted: tuple[bool, ...] | None = None  # which operands, in the last reduction
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._block = torch.empty(0, dtype=torch.uint8)
 
@@ -75,9 +104,10 @@ class SliceExchange:
         The mean is in `result` afterwards. Nothing else is changed, so that all this can be done again.
         """
         parts = 1 if self._terms.small else len(self._parties)
-        means = _cut(layout, result, parts)
+        bounds = self._bounds(layout, parts)
+        means = _cut(layout, result, bounds)
         mine = means[self._rank % parts]
-        slots = [(node, _cut(layout, slot, parts)) for node, slot in here]
+        slots = [(node, _cut(layout, slot, bounds)) for node, slot in here]
         places = self._make_places(nodes, mine)
         if self._terms.small:
             self._gather_at_once(slots, nodes, places)
@@ -87,23 +117,33 @@ class SliceExchange:
         operands += [(node, vectors) for (_, node), vectors in places.items()]
         operands.sort(key=lambda operand: operand[0])
         order = tuple(node for node, _ in operands)
-        for index, out in enumerate(mine):
-            vectors = [vectors[index] for _, vectors in operands]
-            self._terms.aggregator.combine_into(out, vectors, order, self._terms.shards, (0, out.numel()))
+        cuts = [
+            Cut([vectors[index] for _, vectors in operands], out, bounds[index][self._rank % parts][0])
+            for index, out in enumerate(mine)
+        ]
+        work = Work(layout, cuts, order, self._terms.shards, self._tellers)
+        self.trusted = self._terms.aggregator.reduce(work)
         if not self._terms.small:
             self._hand_out(means)
 
+    def _bounds(self, layout: Layout, parts: int) -> list[list[tuple[int, int]]]:
+        """For each section its elements in so many parts."""
+        if not self._shares:
+            return [slice_bounds(section.elements, parts, section.dtype.itemsize) for section in layout.sections]
+        runs = result_parts(layout, parts, self._terms.aggregator.unit_bytes(layout))
+        return [[section.columns(run) for run in runs] for section in layout.sections]
+
     def _make_places(self, nodes: Mapping[str, tuple[Range, ...]], mine: Vectors) -> dict[tuple[str, Range], Vectors]:
-        """Where the others' nodes go, as far as they are of my slice: the first where the mean will be."""
+        """Where the others' nodes go, as far as they are of my slice: the first where the mean will be, if it may."""
         foreign = [(party, node) for party in self._parties if party != self._group.me for node in nodes[party]]
         sizes = [_padded(vector.numel() * vector.element_size()) for vector in mine]
-        need = sum(sizes) * max(0, len(foreign) - 1)
+        need = sum(sizes) * max(0, len(foreign) - (not self._shares))
         if self._scratch.numel() < need:
             self._scratch = torch.empty(need, dtype=torch.uint8)
         places: dict[tuple[str, Range], Vectors] = {}
         offset = 0
         for key in foreign:
-            if not places:
+            if not places and not self._shares:
                 places[key] = mine
                 continue
             places[key] = []
@@ -181,11 +221,11 @@ class SliceExchange:
         return self._block[: elements * dtype.itemsize].view(dtype)
 
 
-def _cut(layout: Layout, memory: torch.Tensor, parts: int) -> list[Vectors]:
-    """A slot in so many parts, each with a run of every section."""
-    result: list[Vectors] = [[] for _ in range(parts)]
-    for section, vector in zip(layout.sections, layout.vectors(memory), strict=True):
-        for part, (start, stop) in enumerate(slice_bounds(section.elements, parts, section.dtype.itemsize)):
+def _cut(layout: Layout, memory: torch.Tensor, bounds: Sequence[Sequence[tuple[int, int]]]) -> list[Vectors]:
+    """A slot in parts, each with a run of every section."""
+    result: list[Vectors] = [[] for _ in bounds[0]] if bounds else [[]]
+    for runs, vector in zip(bounds, layout.vectors(memory), strict=True):
+        for part, (start, stop) in enumerate(runs):
             result[part].append(vector[start:stop])
     return result
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from holdfast.net.groups import BrokenGroup, Group
+from holdfast.reduce.aggregators import ALONE
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.hosts import Hosts, by_host
-from holdfast.reduce.network import Network
+from holdfast.reduce.network import GroupParties, Network
 from holdfast.reduce.reduction import Brought, Path, ReductionTerms
 from holdfast.reduce.shared_memory import SharedMemory
 from holdfast.reduce.tree import Tree
@@ -26,7 +27,10 @@ def make_path(kind: str, group: Group, arena: Arena, terms: ReductionTerms) -> P
     near[group.me] = arena
     if len(by_host(group.view.members)) > 1:
         return Hosts(group, near, terms)
-    return SharedMemory(group.view, group.me, near, terms, two_rounds=takes_two_rounds(kind, small=terms.small))
+    two_rounds = takes_two_rounds(kind, small=terms.small)
+    tellers = two_rounds and terms.aggregator.shares and len(group.view.members) > 1
+    parties = GroupParties(group, group.view.members, terms.interrupted) if tellers else ALONE
+    return SharedMemory(group.view, group.me, near, terms, two_rounds=two_rounds, parties=parties)
 
 
 def check_coverage(tree: Tree, shards: Sequence[tuple[str, tuple[int, ...]]], brought: Mapping[str, Brought]) -> None:

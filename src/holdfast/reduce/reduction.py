@@ -123,6 +123,9 @@ class Path(Protocol):
     ) -> tuple[torch.Tensor, Callable[[], bool]]:
         """Add. Returns the memory with the mean, and whether it is still that."""
 
+    def trusted(self) -> tuple[bool, ...] | None:
+        """Once the step is committed: of the shards that came, in their order, which ones the aggregator trusted."""
+
 
 def _gathered(note: Any) -> dict[int, str]:
     return {int(shard): str(text) for shard, text in note.get("g", ())}
@@ -143,14 +146,14 @@ def present_in(layout: Layout, brought: Mapping[str, Brought]) -> frozenset[int]
     return frozenset(found)
 
 
-def mean_metrics(brought: Mapping[str, Brought]) -> dict[str, float]:
-    """The mean over shards of what was recorded, added in the order of shards: the same on every member."""
+def metrics_of(brought: Mapping[str, Brought], aggregator: Aggregator) -> dict[str, float]:
+    """What was recorded over all shards, in the order of shards: the same on every member."""
     values: dict[str, dict[int, float]] = {}
     for one in brought.values():
         for name, by_shard in one.metrics.items():
             values.setdefault(name, {}).update(by_shard)
     return {
-        name: sum(by_shard[shard] for shard in sorted(by_shard)) / len(by_shard)
+        name: aggregator.metric([by_shard[shard] for shard in sorted(by_shard)])
         for name, by_shard in sorted(values.items())
     }
 

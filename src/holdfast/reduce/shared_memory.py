@@ -13,6 +13,7 @@ import torch
 
 from holdfast.core.words import View
 from holdfast.net.groups import BrokenGroup
+from holdfast.reduce.aggregators import ALONE, Cut, Parties, Work
 from holdfast.reduce.arena import Arena, joint_result, result_parts
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.reduction import Brought, ReductionTerms
@@ -21,12 +22,21 @@ from holdfast.reduce.reduction import Brought, ReductionTerms
 class SharedMemory:
     """The path through shared memory, in one view."""
 
-    bulk: frozenset[str] = frozenset()
-
     def __init__(
-        self, view: View, me: str, arenas: Mapping[str, Arena], terms: ReductionTerms, *, two_rounds: bool
+        self,
+        view: View,
+        me: str,
+        arenas: Mapping[str, Arena],
+        terms: ReductionTerms,
+        *,
+        two_rounds: bool,
+        parties: Parties = ALONE,
     ) -> None:
+        """`parties`: all members, where they must tell each other what they found in their slices."""
         self.two_rounds = two_rounds
+        self.bulk = frozenset(view.members) - {me} if parties is not ALONE else frozenset()
+        self._parties = parties
+        self._trusted: tuple[bool, ...] | None = None
         self._view = view
         self._me = me
         self._arenas = arenas
@@ -43,22 +53,28 @@ class SharedMemory:
         operands = [self._slot_vectors(member, slot, layout) for _, member, slot in owners]
         writers = [self._arenas[member] for member in (members if self.two_rounds else [self._me])]
         own, stamp = self._arenas[self._me], (self._view.number, step)
-        low, high = result_parts(layout, len(writers))[writers.index(own)]
+        unit = self._terms.aggregator.unit_bytes(layout)
+        part = result_parts(layout, len(writers), unit)[writers.index(own)]
         own.claim_result(*stamp)
-        result = self._readable(layout, writers, own, (low, high))
+        result = self._readable(layout, writers, own, part)
+        cuts = []
         for index, (section, out) in enumerate(zip(layout.sections, layout.vectors(own.result(layout)), strict=True)):
-            start, stop = (_within(edge - section.offset_bytes, section.bytes) for edge in (low, high))
-            size = section.dtype.itemsize
-            vectors = [vectors[index] for vectors in operands]
-            self._terms.aggregator.combine_into(out, vectors, nodes, self._terms.shards, (start // size, stop // size))
+            start, stop = section.columns(part)
+            cuts.append(Cut([vectors[index][start:stop] for vectors in operands], out[start:stop], start))
+        work = Work(layout, cuts, nodes, self._terms.shards, self._parties)
+        self._trusted = self._terms.aggregator.reduce(work)
         # In one round a peer may be at the next step already, in its other slots.
         check_stamps(self._arenas, members, {stamp} if self.two_rounds else {stamp, (stamp[0], step + 1)})
         return result, lambda: all(arena.result_stamp == stamp for arena in writers)
 
+    def trusted(self) -> tuple[bool, ...] | None:
+        return self._trusted
+
     def _readable(self, layout: Layout, writers: Sequence[Arena], own: Arena, part: tuple[int, int]) -> torch.Tensor:
         if self._joint is None or self._joint[0] is not layout:
             own.free_result(part)
-            joint = joint_result(writers, layout) if len(writers) > 1 else own.result(layout)
+            unit = self._terms.aggregator.unit_bytes(layout)
+            joint = joint_result(writers, layout, unit) if len(writers) > 1 else own.result(layout)
             self._joint = (layout, joint)
         return self._joint[1]
 
@@ -75,7 +91,3 @@ def check_stamps(arenas: Mapping[str, Arena], members: Sequence[str], right: set
     for member in members:
         if arenas[member].stamp not in right:
             raise BrokenGroup(member, "it has moved on")
-
-
-def _within(value: int, size: int) -> int:
-    return min(max(value, 0), size)

@@ -111,13 +111,19 @@ class _AsFarAsAllowed(AlongOneDirection):
         if not bool(direction.any()):
             return 0.0
         limit = self.measure(_squared_among(honest))
+        centred = [row.double() - mean for row in honest]
+        away = torch.stack([row.square().sum() for row in centred])
+        along, length = torch.stack([row @ direction for row in centred]), direction @ direction
+
+        def is_harmless(strength: float) -> bool:
+            return self.measure(away - 2.0 * strength * along + strength**2 * length) <= limit
+
         low, high = 0.0, 1.0
-        while self.measure(_squared_to(honest, mean + high * direction)) <= limit and high < 2.0**HALVINGS:
+        while is_harmless(high) and high < 2.0**HALVINGS:
             low, high = high, 2.0 * high
         for _ in range(HALVINGS):
             middle = (low + high) / 2.0
-            harmless = self.measure(_squared_to(honest, mean + middle * direction)) <= limit
-            low, high = (middle, high) if harmless else (low, middle)
+            low, high = (middle, high) if is_harmless(middle) else (low, middle)
         return low
 
     @abstractmethod
@@ -177,9 +183,8 @@ class ModelReplacement(Attack):
         return alike(((target * (len(honest) + f) - mean * len(honest)) / f).to(honest.dtype), f)
 
 
-def _squared_to(honest: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-    return torch.stack([(row.double() - update).square().sum() for row in honest])
-
-
 def _squared_among(honest: torch.Tensor) -> torch.Tensor:
-    return torch.stack([_squared_to(honest, row.double()) for row in honest])
+    centred = honest.double() - honest.double().mean(dim=0)
+    products = centred @ centred.T
+    own = products.diagonal()
+    return (own[:, None] + own[None, :] - 2.0 * products).clamp(min=0.0)

@@ -25,7 +25,6 @@ from holdfast.byzantine.kernels.port import (
     Matrix,
     Order,
     Ordered,
-    counted_columns,
 )
 
 BLOCK_BYTES = 4 << 20  # of one block of all updates, in float64
@@ -46,7 +45,7 @@ class BlockedKernels:
     ) -> Ordered:
         width, network = len(out), order.network(weights is not None)
         bad = np.zeros(len(rows), dtype=bool)
-        outside = np.zeros(order.rows, dtype=np.int64)
+        outside = np.zeros(order.rows + 1, dtype=np.int64)
         for start, stop in _blocks(width, max(len(rows), order.rows), GROUP):
             block = [row[start:stop] for row in rows]
             bad |= _not_finite(block)
@@ -58,7 +57,7 @@ class BlockedKernels:
             out[start:stop] = _statistic(values, by, order) + 0.0  # one zero only, the positive one
             low, high = values[order.trim], values[order.rows - 1 - order.trim]
             outside += _outside(updates, low, high, offset + start)
-        return Ordered(bad, outside, counted_columns(offset, width))
+        return Ordered(bad, outside[:-1], int(outside[-1]))
 
     def gram(self, rows: Sequence[torch.Tensor], mix: Matrix | None, origin: bool) -> tuple[Matrix, Flags]:
         width, bad = len(rows[0]), np.zeros(len(rows), dtype=bool)
@@ -176,7 +175,8 @@ def _nearest(values: Values, by: Values | None, kept: int, middle: torch.Tensor)
 def _outside(updates: Values, low: torch.Tensor, high: torch.Tensor, start: int) -> Counts:
     place = torch.arange(start, start + len(low)) // GROUP
     looked_at = place % COUNTED_EVERY == 0
-    return np.array([int((((row < low) | (row > high)) & looked_at).sum()) for row in updates], dtype=np.int64)
+    flags = torch.stack([((row < low) | (row > high)) & looked_at for row in updates])
+    return np.append(flags.sum(dim=1).numpy(), int(flags.any(dim=0).sum()))
 
 
 def _gram_pages(updates: Values) -> Matrix:

@@ -18,6 +18,7 @@
 #endif
 #define LANES 8
 #define GROUP 128          /* columns that are treated at once; gram's whole numbers are exact within a group */
+#define STRIP 32
 #define GROUPS_OF_PAGE 64  /* gram gives one partial sum a page, so that threads do not change the order of additions */
 #define BITS 23            /* of gram's whole numbers: 2 * 23 bits + 7 bits of 128 columns = 53 */
 
@@ -25,9 +26,12 @@ enum { MEDIAN, TRIMMED, NEAREST };
 
 typedef double wide __attribute__((vector_size(LANES * sizeof(double))));
 
-static void load(const REAL *const *rows, int n, int64_t at, int w, REAL *tile, uint8_t *bad) {
+/* While a group is sorted the next one is on its way: so many streams are more than processors foresee by themselves. */
+static void load(const REAL *const *rows, int n, int64_t at, int w, int64_t width, REAL *tile, uint8_t *bad) {
+  int64_t ahead = width - at - w < GROUP ? width - at - w : GROUP;
   for (int i = 0; i < n; i++) {
     REAL *to = tile + (int64_t)i * GROUP;
+    for (int64_t k = 0; k < ahead; k += 64 / (int64_t)sizeof(REAL)) __builtin_prefetch(rows[i] + at + w + k);
     memcpy(to, rows[i] + at, (size_t)w * sizeof(REAL));
     if (w < GROUP) memset(to + w, 0, (size_t)(GROUP - w) * sizeof(REAL));
     if (sizeof(REAL) == 4) {
@@ -60,10 +64,10 @@ static void combine_tile(const REAL *tile, int n, const double *factors, double 
   }
 }
 
-static const REAL *updates(const REAL *const *rows, int n, int64_t at, int w, const double *mix, int mixed, REAL *tile,
-                           REAL *mixed_tile, uint8_t *bad) {
+static REAL *updates(const REAL *const *rows, int n, int64_t at, int w, int64_t width, const double *mix, int mixed,
+                     REAL *tile, REAL *mixed_tile, uint8_t *bad) {
   double sum[GROUP];
-  load(rows, n, at, w, tile, bad);
+  load(rows, n, at, w, width, tile, bad);
   if (!mix) return tile;
   for (int i = 0; i < mixed; i++) {
     REAL *to = mixed_tile + (int64_t)i * GROUP;
@@ -131,25 +135,28 @@ static void weighted_median(const REAL *sorted, const REAL *weights, int n, doub
 /* The mean of the rows from `first` to before `last`, which is what is left of a trimmed column. */
 static void trimmed(const REAL *sorted, const REAL *weights, int first, int last, double *restrict value) {
   double total[GROUP];
+  if (!weights) { /* a few columns at a time, whose sums stay in registers */
+    double count = last - first;
+    for (int at = 0; at < GROUP; at += STRIP) {
+      double sum[STRIP] = {0};
+      for (int i = first; i < last; i++) {
+        const REAL *row = sorted + (int64_t)i * GROUP + at;
+        for (int k = 0; k < STRIP; k++) sum[k] = sum[k] + (double)row[k];
+      }
+      for (int k = 0; k < STRIP; k++) value[at + k] = sum[k] / count;
+    }
+    return;
+  }
   memset(value, 0, GROUP * sizeof(double));
   memset(total, 0, sizeof total);
   for (int i = first; i < last; i++) {
-    const REAL *row = sorted + (int64_t)i * GROUP, *weight = weights ? weights + (int64_t)i * GROUP : NULL;
-    if (!weight) {
-      for (int k = 0; k < GROUP; k++) value[k] = value[k] + (double)row[k];
-    } else {
-      for (int k = 0; k < GROUP; k++) {
-        value[k] = value[k] + (double)weight[k] * (double)row[k];
-        total[k] = total[k] + (double)weight[k];
-      }
+    const REAL *row = sorted + (int64_t)i * GROUP, *weight = weights + (int64_t)i * GROUP;
+    for (int k = 0; k < GROUP; k++) {
+      value[k] = value[k] + (double)weight[k] * (double)row[k];
+      total[k] = total[k] + (double)weight[k];
     }
   }
-  if (!weights) {
-    double count = last - first;
-    for (int k = 0; k < GROUP; k++) value[k] = value[k] / count;
-  } else {
-    for (int k = 0; k < GROUP; k++) value[k] = value[k] / total[k];
-  }
+  for (int k = 0; k < GROUP; k++) value[k] = value[k] / total[k];
 }
 
 /* The mean of the `kept` rows nearest to the middle: a window of the sorted column. Of two at the same distance the smaller. */
@@ -174,17 +181,26 @@ static void nearest(const REAL *sorted, const REAL *weights, int n, int kept, co
   for (int k = 0; k < GROUP; k++) value[k] = value[k] / total[k];
 }
 
+/* outside[n] counts the columns in which anybody is: where all are equal, such as under pixels that are always dark, a
+ * column tells nothing of anybody. */
 static void count_outside(const REAL *tile, int n, int w, const REAL *low, const REAL *high, int64_t *outside) {
+  uint8_t told[GROUP] = {0};
   for (int i = 0; i < n; i++) {
     const REAL *row = tile + (int64_t)i * GROUP;
     int32_t count = 0;
-    for (int k = 0; k < w; k++) count += (row[k] < low[k]) | (row[k] > high[k]);
+    for (int k = 0; k < w; k++) {
+      uint8_t is_outside = (row[k] < low[k]) | (row[k] > high[k]);
+      told[k] |= is_outside;
+      count += is_outside;
+    }
     outside[i] += count;
   }
+  for (int k = 0; k < w; k++) outside[n] += told[k];
 }
 
 /* out[k]: the median, the trimmed mean or the mean around the median of column k. outside[i] counts the columns in which
- * update i is not among the n - 2 * trim in the middle; it is counted in one group of `every`, by place (`offset`). */
+ * update i is not among the n - 2 * trim in the middle; it is counted in one group of `every`, by place (`offset`);
+ * outside[m]: in how many of these columns anybody was. */
 int order_columns(const REAL *const *rows, int n, int64_t width, const double *mix, int mixed, const double *weights,
                   const int32_t *network, int64_t comparators, int kind, int kept, int trim, int64_t offset, int every,
                   REAL *out, uint8_t *bad, int64_t *outside) {
@@ -192,8 +208,8 @@ int order_columns(const REAL *const *rows, int n, int64_t width, const double *m
   size_t tile_bytes = (size_t)GROUP * sizeof(REAL);
   REAL *scratch = aligned_alloc(64, ((size_t)n + 4 * (size_t)m) * tile_bytes);
   if (!scratch) return 1;
-  REAL *tile = scratch, *mixed_tile = tile + (size_t)n * GROUP, *sorted = mixed_tile + (size_t)m * GROUP;
-  REAL *plain_weights = sorted + (size_t)m * GROUP, *sorted_weights = plain_weights + (size_t)m * GROUP;
+  REAL *tile = scratch, *mixed_tile = tile + (size_t)n * GROUP, *copy = mixed_tile + (size_t)m * GROUP;
+  REAL *plain_weights = copy + (size_t)m * GROUP, *sorted_weights = plain_weights + (size_t)m * GROUP;
   double middle[GROUP], value[GROUP];
   if (weights)
     for (int i = 0; i < m; i++)
@@ -201,8 +217,9 @@ int order_columns(const REAL *const *rows, int n, int64_t width, const double *m
   for (int64_t at = 0; at < width;) {
     int64_t room = GROUP - (offset + at) % GROUP; /* groups stand at multiples of their size, wherever the columns are cut */
     int w = (int)(width - at < room ? width - at : room);
-    const REAL *unsorted = updates(rows, n, at, w, mix, mixed, tile, mixed_tile, bad);
-    memcpy(sorted, unsorted, (size_t)m * tile_bytes);
+    int counted = (offset + at) / GROUP % every == 0;
+    REAL *unsorted = updates(rows, n, at, w, width, mix, mixed, tile, mixed_tile, bad), *sorted = unsorted;
+    if (counted) sorted = memcpy(copy, unsorted, (size_t)m * tile_bytes);
     if (weights) {
       memcpy(sorted_weights, plain_weights, (size_t)m * tile_bytes);
       sort_with_weights(sorted, sorted_weights, network, comparators);
@@ -218,7 +235,7 @@ int order_columns(const REAL *const *rows, int n, int64_t width, const double *m
     else if (kind == NEAREST) nearest(sorted, by, m, kept, middle, value);
     else memcpy(value, middle, sizeof middle);
     for (int k = 0; k < w; k++) out[at + k] = (REAL)(value[k] + 0.0); /* one zero only, the positive one */
-    if ((offset + at) / GROUP % every == 0)
+    if (counted)
       count_outside(unsorted, m, w, sorted + (int64_t)trim * GROUP, sorted + (int64_t)(m - 1 - trim) * GROUP, outside);
     at += w;
   }
@@ -284,7 +301,7 @@ int gram_columns(const REAL *const *rows, int n, int64_t width, const double *mi
   memset(whole, 0, (size_t)padded * GROUP * sizeof(double));
   for (int64_t at = 0, group = 0; at < width; at += GROUP, group++) {
     int w = (int)(width - at < GROUP ? width - at : GROUP);
-    const REAL *unsorted = updates(rows, n, at, w, mix, mixed, tile, mixed_tile, bad);
+    const REAL *unsorted = updates(rows, n, at, w, width, mix, mixed, tile, mixed_tile, bad);
     memcpy(sorted, unsorted, (size_t)given * tile_bytes);
     if (origin) memset(sorted + (size_t)given * GROUP, 0, tile_bytes);
     sort(sorted, network, comparators);
@@ -305,7 +322,7 @@ int combine_columns(const REAL *const *rows, int n, int64_t width, const double 
   if (!tile) return 1;
   for (int64_t at = 0; at < width; at += GROUP) {
     int w = (int)(width - at < GROUP ? width - at : GROUP);
-    load(rows, n, at, w, tile, bad);
+    load(rows, n, at, w, width, tile, bad);
     combine_tile(tile, n, factors, sum);
     for (int k = 0; k < w; k++) out[at + k] = (REAL)(sum[k] + 0.0);
   }

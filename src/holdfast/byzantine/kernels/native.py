@@ -22,7 +22,6 @@ from holdfast.byzantine.kernels.port import (
     Matrix,
     Order,
     Ordered,
-    counted_columns,
 )
 
 REALS = {torch.float32: "float", torch.float64: "double"}
@@ -48,7 +47,7 @@ class NativeKernels:
         width, network = len(out), _numbers(order.network(weights is not None))
         shares = _shares(width, GROUP)
         bad = np.zeros((len(shares), len(rows)), dtype=np.uint8)
-        outside = np.zeros((len(shares), order.rows), dtype=np.int64)
+        outside = np.zeros((len(shares), order.rows + 1), dtype=np.int64)
 
         def call(number: int, start: int, stop: int) -> int:
             return int(
@@ -69,7 +68,7 @@ class NativeKernels:
 
         _all(call, shares)
         counts: Counts = outside.sum(axis=0)
-        return Ordered(_any(bad), counts, counted_columns(offset, width))
+        return Ordered(_any(bad), counts[:-1], int(counts[-1]))
 
     def gram(self, rows: Sequence[torch.Tensor], mix: Matrix | None, origin: bool) -> tuple[Matrix, Flags]:
         width, updates = len(rows[0]), (len(rows) if mix is None else len(mix)) + int(origin)

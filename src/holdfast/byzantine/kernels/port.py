@@ -63,7 +63,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Ordered:
-    """Which rows are bad; in how many of the `counted` columns each update was outside."""
+    """Which rows are bad; in how many columns each update was outside. `counted`: in how many anybody was."""
 
     bad: Flags
     outside: Counts
@@ -89,13 +89,3 @@ class Kernels(Protocol):
 
     def combine(self, rows: Sequence[torch.Tensor], factors: Matrix, out: torch.Tensor) -> Flags:
         """Writes the sum of factor times row to `out`, which may be one of the rows."""
-
-
-def counted_columns(offset: int, width: int) -> int:
-    """How many of these columns are in groups that are looked at for who is outside."""
-    stride = GROUP * COUNTED_EVERY
-
-    def before(column: int) -> int:
-        return column // stride * GROUP + min(column % stride, GROUP)
-
-    return before(offset + width) - before(offset)

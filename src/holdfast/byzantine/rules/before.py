@@ -27,9 +27,11 @@ class NearestNeighbourMixing(Rule):
     there are weights. Then the other rule, with the same n and f.
 
     Needs n > 2f and what the other rule needs. κ = 8f / (n - f) · (κ of the other rule + 1), which is of the best
-    order. Scores: the part of the others' neighbourhoods that an update is not in. Trusted: in half of them at least,
-    and trusted by the other rule. Allouah et al. 2023, "Fixing by Mixing: A Recipe for Optimal Byzantine ML under
-    Heterogeneity", AISTATS.
+    order, as in Allouah et al. 2023: for i of S, its neighbourhood and S differ in at most f on each side, those
+    outside S are no farther from i than those of S that they stand for, so the mixed updates of S are on average
+    within 8f / (n - f) times S's variance of its mean. Scores: the part of the others' neighbourhoods that an update
+    is not in. Trusted: in half of them at least, and trusted by the other rule. Allouah et al. 2023, "Fixing by
+    Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", AISTATS.
     """
 
     then: Rule = field(default_factory=TrimmedMean)
@@ -136,9 +138,12 @@ class AdaptiveClipping(Rule):
     """ARC: the 2f (n - f) / n longest updates, rounded down, are scaled to the length of the next longest. Then the
     other rule.
 
-    Needs n > 2f and what the other rule needs. κ = κ of the other rule + 2f / (n - 2f). Scores: lengths in units of
-    the one that the others are scaled to; trust is the other rule's. Allouah et al. 2025, "Adaptive Gradient Clipping
-    for Robust Federated Learning", ICLR.
+    Needs n > 2f and what the other rule needs. κ = κ of the other rule + 2f / (n - 2f), as in Allouah et al.: if p of
+    S are shortened, S's mean moves by D and its variance falls from V to W, then |D|² <= p / (n - f - p) · (V - W),
+    since all that are shortened are no shorter than the rest; p is at most 2f (n - f) / n, so that factor is at most
+    2f / (n - 2f); and (√(κ W) + |D|)² <= (κ + c) (W + |D|² / c) for every c. Scores: lengths in units of the one that
+    the others are scaled to; trust is the other rule's. Allouah et al. 2025, "Adaptive Gradient Clipping for Robust
+    Federated Learning", ICLR.
     """
 
     then: Rule = field(default_factory=TrimmedMean)

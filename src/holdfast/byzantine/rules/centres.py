@@ -45,10 +45,12 @@ class GeometricMedian(Rule):
     """The point with the smallest sum of distances, weighted if there are weights, by the smoothed Weiszfeld
     algorithm.
 
-    Needs n > 2f. κ = 4 (1 + f / (n - 2f))² (Allouah et al. 2023), for the point itself; the search ends when it moves
-    by less than `tolerance` of the median distance, or after `rounds`. Distances below `smoothing` times the median
-    distance count as that. Scores: distances to the value. Trusted: within three times the median distance. Pillutla
-    et al. 2022, "Robust Aggregation for Federated Learning", IEEE TSP.
+    Needs n > 2f. κ = 4 (1 + f / (n - 2f))², for the point itself, as in Allouah et al. 2023: its sum of distances is
+    no larger than that of S's mean m, and by the triangle inequality (n - 2f) |value - m| is at most twice the sum of
+    |x - m| over S. The search ends when it moves by less than `tolerance` of the median distance, or after `rounds`.
+    Distances below `smoothing` times the median distance count as that. Scores: distances to the value. Trusted:
+    within three times the median distance. Pillutla et al. 2022, "Robust Aggregation for Federated Learning", IEEE
+    TSP.
     """
 
     rounds: int = 200
@@ -150,16 +152,24 @@ class CovarianceFilter(Rule):
     no more than n - 2f of it is left; the value is the weighted mean whose largest variance in any direction was the
     smallest.
 
-    Needs n > 2f. Allouah et al. prove an error in terms of the largest eigenvalue of S's covariance, where κ has all
-    of them together, without knowing that eigenvalue. We give no constant. Scores: 1 less what was left of an
-    update's weight at the value. Trusted: half of it or more. Allouah et al. 2025, "Towards Trustworthy Federated
-    Learning with Untrusted Participants", ICML.
+    Needs n > 2f. For n > 4.74 f, |value - mean(S)|² <= κ · the largest eigenvalue of S's covariance, which is less
+    than what κ is multiplied with elsewhere, and is not known to the rule: docs/explanation/byzantine.md has κ and
+    the proof. Scores: 1 less what was left of an update's weight at the value. Trusted: half of it or more. Allouah
+    et al. 2025, "Towards Trustworthy Federated Learning with Untrusted Participants", ICML.
     """
 
     word: ClassVar[str] = "caf"
 
     def least(self, f: int) -> int:
         return 2 * f + 1
+
+    def coefficient(self, n: int, f: int) -> float | None:
+        odds = f / (n - 2 * f)
+        lost = 2.0 * odds * (1.0 + odds)
+        if lost >= 1.0:
+            return None
+        ratio = (lost + math.sqrt(lost**2 + (1.0 - lost) * (lost + 2.0 * (1.0 + odds)))) / (1.0 - lost)
+        return 2.0 * f / (n - 3 * f) * (1.0 + ratio) ** 2
 
     def run(self, gathered: Gathered) -> Outcome:
         gram, n, f = gathered.gram(), gathered.n, gathered.f

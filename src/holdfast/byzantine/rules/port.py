@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
 from holdfast.byzantine.gathering import Gathered, NotFinite
-from holdfast.byzantine.updates import Result, UpdatesLike, Value, as_updates
-from holdfast.byzantine.weighting import bounded
+from holdfast.byzantine.updates import Result, Updates, UpdatesLike, Value, as_updates
+from holdfast.byzantine.weighting import Weights, bounded
 from holdfast.core.errors import ConfigError, TooFewUpdates
 
 
@@ -52,9 +52,14 @@ class Outcome:
     scores: Sequence[float]
 
 
+@dataclass(frozen=True)
 class Rule(ABC):
-    """Combines updates. A rule has settings and no memory: the same updates give the same bits, in any process."""
+    """Combines updates. A rule has settings and no memory: the same updates give the same bits, in any process.
 
+    `f`: against how many hostile updates, where `aggregate` is not told.
+    """
+
+    f: int | None = field(default=None, kw_only=True)
     word: ClassVar[str]  # its name on a command line
 
     @abstractmethod
@@ -70,19 +75,26 @@ class Rule(ABC):
         return None
 
     def aggregate(
-        self, updates: UpdatesLike, f: int, weights: Sequence[float] | None = None, *, out: Value | None = None
+        self,
+        updates: UpdatesLike,
+        f: int | None = None,
+        weights: Sequence[float] | None = None,
+        *,
+        out: Value | None = None,
     ) -> Aggregate:
         """The value that these updates come to, whatever f of them are. `out`: memory for it, like one update.
 
         Weights count at most WEIGHT_RATIO_MAX times the median one: see weighting.py.
         """
         source = as_updates(updates)
+        f = self.checked(source.count, f)
+        return self.combined(source, f, source.result(out), None if weights is None else bounded(weights, source.count))
+
+    def combined(self, source: Updates, f: int, result: Result, claimed: Weights | None = None) -> Aggregate:
+        """The same for updates that are read already. For those who keep updates in forms of their own."""
         n = source.count
-        self._check(n, f)
-        claimed = None if weights is None else bounded(weights, n)
         hostile = set() if claimed is None else set(claimed.hostile)
         empty = set() if claimed is None else set(claimed.empty)
-        result = source.result(out)
         while True:
             live = tuple(number for number in range(n) if number not in hostile and number not in empty)
             left = max(f - len(hostile), 0)
@@ -106,7 +118,13 @@ class Rule(ABC):
             tuple(float(scores.get(number, float("inf"))) for number in range(n)),
         )
 
-    def _check(self, n: int, f: int) -> None:
+    def checked(self, n: int, f: int | None = None) -> int:
+        """f, or the rule's own. ConfigError if it is no such number, or if n updates are too few for it."""
+        f = self.f if f is None else f
+        if f is None:
+            raise ConfigError(
+                f"{self} was not told how many updates may be hostile", hint=f"{type(self).__name__}(f=1), for example"
+            )
         if isinstance(f, bool) or not isinstance(f, int) or f < 0:
             raise ConfigError(f"f={f!r} is not a number of updates", hint="f counts hostile updates: 0, 1, 2, …")
         if n < self.least(f):
@@ -114,6 +132,7 @@ class Rule(ABC):
                 f"{self} with f={f} needs at least {self.least(f)} updates, and there are {n}",
                 hint="ask for a smaller f, wait for more updates, or choose another rule",
             )
+        return f
 
     def __str__(self) -> str:
         return self.word

@@ -2,7 +2,7 @@
 
 import { byId, clock, make, moment, put, whole } from "./format.js";
 
-const BAD = new Set(["worker_exited", "hung", "lost", "failed", "evicted", "corruption", "script_mistake", "inexact", "rewound", "skipped"]);
+const BAD = new Set(["worker_exited", "hung", "lost", "failed", "evicted", "corruption", "distrusted", "script_mistake", "inexact", "rewound", "skipped"]);
 const WARN = new Set(["slow", "waiting", "warning", "ledger_down", "storage_down"]);
 const GOOD = new Set(["recovered", "joined", "checkpoint", "finished", "run_finished", "resumed", "ledger_up", "storage_up", "no_longer_slow", "early_stop"]);
 const ROUTINE = new Set(["progress", "rebalanced", "registered", "spent"]);

@@ -206,6 +206,12 @@ export function showCrew(story, drain) {
     put(doing, alive ? fact.activity ?? "" : "");
     put(shards, one.rank === null || one.rank === undefined ? "" : one.shards === null ? "even" : String(one.shards));
     shards.title = one.shards === null ? "shards are spread evenly" : "";
+    const out = one.left_out;
+    if (out && out.shards) {
+      put(shards, `${Math.round((100 * out.left_out) / out.shards)} % left out`);
+      shards.title = `the robust rule left out ${out.left_out} of ${out.shards} shards; suspicion ${out.suspicion} of 1`;
+    }
+    shards.classList.toggle("level-warn", Boolean(out && out.suspicion >= 0.5));
     put(speed, one.slow ? `${one.slow.toFixed(1)}× slower` : one.pace_s ? `${duration(one.pace_s)}/shard` : "");
     speed.classList.toggle("level-warn", Boolean(one.slow));
     put(memory, fact.rss ? bytes(fact.rss) : "");

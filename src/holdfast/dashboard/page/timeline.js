@@ -8,7 +8,7 @@ const HEIGHTS = { computing: 1, slow: 1, recovering: 1, joining: 0.55, paused: 0
 const CHART_HEIGHT = 84;
 const SEEN_BEYOND = 6; // lanes drawn above and below what is in sight
 const MANY = 40; // marks, which then stand back behind the curve
-const MARK_NAMES = { failure: "failure", evicted: "eviction", corruption: "corruption" };
+const MARK_NAMES = { failure: "failure", evicted: "eviction", corruption: "corruption", distrusted: "distrust" };
 
 export class Timeline {
   constructor(story) {

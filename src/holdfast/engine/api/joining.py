@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from holdfast.byzantine.rules.port import Rule
 from holdfast.checkpoint.settings import Checkpoints, CheckpointSettings
 from holdfast.core.config import RunConfig
 from holdfast.data.loader import ShardLoader
@@ -37,11 +38,13 @@ from holdfast.engine.optimizer_calls import OptimizerCalls
 from holdfast.engine.place import Place, path_of
 from holdfast.engine.recovery.auditing import audited
 from holdfast.engine.recovery.guarding import Guard, wake_scalers
+from holdfast.engine.recovery.trusting import alike_shards
 from holdfast.engine.steps import StepEngine
 from holdfast.modes import mode_or_default
 from holdfast.modes.capture import GradientCapture
 from holdfast.modes.diverging import Losses
 from holdfast.modes.port import Mode
+from holdfast.modes.robust import with_rule
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.proc import process_started
 from holdfast.state.extras import Stateful, try_extras
@@ -75,6 +78,7 @@ def join(
     non_finite: str = "stop",
     spike: float = 0.0,
     mode: Mode | None = None,
+    aggregate: Rule | None = None,
 ) -> Run:
     """Take part in the run that this process was started for; started by hand, be a run of one.
 
@@ -84,11 +88,13 @@ def join(
     during training (scheduler, averaged model, gradient scaler): they travel to workers that join.
     What has a name of torch's DataLoader means what it means there; num_workers are processes of each worker.
     `mode` is how a step is made of what the workers bring, and exact if nothing is said (docs/reference/python.md).
+    `aggregate` is a rule of holdfast.byzantine that combines the shards' gradients where workers may be hostile, in
+    place of the mean; its f counts shards.
     `checkpoint` is where checkpoints are kept, and found again when no worker is left: a directory, s3://…, hdfs://…,
     or holdfast.Checkpoints(uri, every=…, keep=…). What `holdfast run` says of them holds.
     """
     environment = WorkerEnvironment.from_variables()
-    capture = (mode := mode_or_default(mode)).capture(model := check_model(model))
+    capture = (mode := with_rule(mode_or_default(mode), aggregate)).capture(model := check_model(model))
     optimizer = check_optimizers(optimizer, capture.parameters)
     extras = check_extras(extras, model, optimizer)
     told, said = _told(environment), Checkpoints.of(checkpoint)
@@ -150,6 +156,7 @@ def take_part(place: Place, training: Training, config: RunConfig) -> Run:
     worker = place.build(config, capture, holder, saving, OptimizerCalls(capture.parameters))
     guard = Guard(config, extras, losses=loops.losses, capture=capture, worker=worker)
     misuse = Misuse(capture.parameters, place.events, worker.machine, alone=place.environment is None)
+    worker.audits.trusting.alike = alike_shards(config, plan, whole=worker.machine.step_rules.whole)
     engine = StepEngine(worker, plan=plan, loader=loader, capture=capture, loops=loops, guard=guard, misuse=misuse)
     name, validated = place.environment.run if place.environment else "", _validated(model, extras, saving)
     return Run(model, optimizer, engine, worker=worker, capture=capture, loops=loops, name=name, **validated)

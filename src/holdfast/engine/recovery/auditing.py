@@ -20,6 +20,7 @@ from holdfast.core.options.run import REFUSE
 from holdfast.core.words import KEY_LIARS, encode_json, host_of
 from holdfast.engine.ledger_feed import LedgerFeed
 from holdfast.engine.optimizer_calls import OptimizerCalls
+from holdfast.engine.recovery.trusting import Trusting
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.membership.auditing import Auditing, Finding, Rules, Said
@@ -63,8 +64,10 @@ class Audits:
         events: EventLog,
         feed: LedgerFeed,
         calls: OptimizerCalls,
+        trusting: Trusting,
         doubts: bool,
     ) -> None:
+        self.trusting = trusting
         self.found: Finding | None = None  # the last
         self.calls = calls
         self._auditing = auditing
@@ -108,17 +111,18 @@ class Audits:
             return sums
         return _Tap(self._shards, sums, metrics)
 
-    def said(self, step: int) -> Said:
+    def said(self, step: int, members: Sequence[str]) -> Said:
         calls, late = self.calls.before(step), self.calls.late_before(step)
         leader = self._auditing.recent_leader(step)
-        if step != self._step:
-            return Said(calls=calls, late=late, leader=leader)  # of a step that this worker's loop has not come to
+        distrusts = next(((one.worker, one.reason) for one in self.trusting.distrusts(members)), None)
+        if step != self._step:  # of a step that this worker's loop has not come to
+            return Said(calls=calls, late=late, leader=leader, distrusts=distrusts)
         details = None
         if step == self._narrow:
             entries, whole = entries_of(self._holder.refer(step))
             details = Details(entries, self._came, whole)
         state = self._whole_state() if step == self._auditing.doubted else self._state
-        return Said(tuple(sorted(self._shards.items())), state, calls, details, late, leader)
+        return Said(tuple(sorted(self._shards.items())), state, calls, details, late, leader, distrusts)
 
     def _whole_state(self) -> str:
         """For a comparison that is made on a joiner's doubt: what it was offered is in it, to the last bit."""
@@ -133,6 +137,9 @@ class Audits:
             return
         if finding.script:
             self._blame_the_script(finding)
+            return
+        if finding.what == "trust":
+            self.trusting.evicted(finding.step, finding.liars[0], finding.where)
             return
         decided = "by majority" if finding.liars else f"by {finding.third}" if finding.third else "not decidable"
         where = f"shard {finding.number}" if finding.what == "shard" else finding.where or self._names(finding)

@@ -13,22 +13,26 @@ from holdfast.core.config import RunConfig
 from holdfast.core.errors import ConfigError
 from holdfast.data.shards import ShardPlan
 from holdfast.modes.elastic.quorum import QuorumAttendance
-from holdfast.modes.elastic.rules import ElasticRules, QuorumRules
+from holdfast.modes.elastic.rules import ElasticRules, EvenElasticRules, QuorumRules
 from holdfast.modes.elastic.units import UnitsInLine
-from holdfast.modes.port import Attendance, Mode
+from holdfast.modes.port import Attendance
+from holdfast.modes.robust import WithRule
 
 
 @dataclass(frozen=True)
-class Elastic(Mode):
-    """`quorum`: a step waits for so many workers with shards; None: for all that are there."""
+class Elastic(WithRule):
+    """`quorum`: a step waits for so many workers with shards; None: for all that are there. `aggregate`: a robust rule
+    in place of the mean."""
 
     quorum: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.quorum is not None and (type(self.quorum) is not int or self.quorum < 1):
             raise ConfigError(f"quorum is {self.quorum!r}", hint="how many workers a step waits for, at least 1")
 
     def check(self, config: RunConfig, plan: ShardPlan) -> None:
+        self.check_rule(config)
         if config.non_finite == "rewind":
             raise ConfigError(
                 "non_finite='rewind' passes steps by their number, and in elastic mode that does not say which data",
@@ -41,7 +45,8 @@ class Elastic(Mode):
                 hint="give a sampler with a length, and batch_size=...; or leave out mode=holdfast.Elastic()",
             )
 
-    def check_size(self, workers: int) -> None:
+    def check_size(self, workers: int, shards: int) -> None:
+        super().check_size(workers, shards)
         if self.quorum is not None and self.quorum > workers:
             raise ConfigError(
                 f"quorum={self.quorum} waits for more workers than the {workers} of the run",
@@ -49,7 +54,9 @@ class Elastic(Mode):
             )
 
     def rules(self) -> ElasticRules:
-        return QuorumRules(self.quorum) if self.quorum is not None else ElasticRules()
+        if self.quorum is not None:
+            return QuorumRules(self.quorum)
+        return ElasticRules() if self.aggregate is None else EvenElasticRules()
 
     def data(self, plan: ShardPlan) -> UnitsInLine:
         return UnitsInLine(plan)

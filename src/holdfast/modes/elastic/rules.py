@@ -7,12 +7,12 @@ takes its shards along: the others do not compute them again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from holdfast.core.words import View
 from holdfast.membership.messages import Ready
-from holdfast.membership.step_rules import Shares, StepRules
+from holdfast.membership.step_rules import EvenShares, StepRules
 from holdfast.membership.view_rules import Plan, Report, assign
 
 
@@ -45,17 +45,15 @@ class ElasticRules(StepRules):
         return True
 
 
-class QuorumRules(ElasticRules):
-    """So many others with shards need not wait for a member that is late. Shares do not follow the paces, then."""
+class EvenElasticRules(EvenShares, ElasticRules):
+    """Shares do not follow the paces."""
+
+
+class QuorumRules(EvenElasticRules):
+    """So many others with shards need not wait for a member that is late."""
 
     def __init__(self, quorum: int) -> None:
         self.quorum = quorum
-
-    def shares(self, room: int, members: Sequence[str], paces: Mapping[str, float]) -> Shares:
-        return super().shares(room, members, dict.fromkeys(paces, 1.0))
-
-    def rebalanced(self, shares: Shares, room: int, paces: Mapping[str, float]) -> Shares | None:
-        return None
 
     def closes(self, ready: Mapping[str, Ready], view: View) -> bool:
         """So many others have brought shards, or all of them what they had."""

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.core.config import RunConfig
 from holdfast.data.shards import ShardPlan
-from holdfast.membership.step_rules import StepRules
+from holdfast.membership.step_rules import EvenShares, StepRules
 from holdfast.modes.exact.whole_steps import WholeSteps
-from holdfast.modes.port import Mode
+from holdfast.modes.robust import WithRule
 
 
 @dataclass(frozen=True)
-class Exact(Mode):
-    """The mode of a run that asks for no other."""
+class Exact(WithRule):
+    """The mode of a run that asks for no other. `aggregate`: a robust rule in place of the mean."""
+
+    def check(self, config: RunConfig, plan: ShardPlan) -> None:
+        self.check_rule(config)
 
     def rules(self) -> StepRules:
-        return StepRules()
+        return StepRules() if self.aggregate is None else EvenShares()
 
     def data(self, plan: ShardPlan) -> WholeSteps:
         return WholeSteps(plan)
