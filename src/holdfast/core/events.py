@@ -46,6 +46,9 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "spent": ("seconds", "doing", "bytes", "memory_bytes"),
     "waiting": ("step", "reason"),  # it does not get on, and why
     "checkpoint": ("step", "uri", "bytes", "duration_s", "held_s"),  # it has committed one
+    # parameter servers: its updates since the last such event, by how many of others came between
+    "staleness": ("updates",),
+    "captured": ("versions", "left"),  # a state of all slices, for a checkpoint; steps before the next that are not in
     # at step 0, although the run was further: nobody has the state, and there is no checkpoint. `keeps`: it keeps them
     "started_over": ("view", "step", "keeps"),
     "resumed": ("step", "uri", "bytes", "duration_s"),  # from a checkpoint: no worker was left

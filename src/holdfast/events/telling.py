@@ -187,6 +187,18 @@ def _checkpoint(event: Event) -> str:
     return f"step {event.get('step')} is saved to {event.get('uri')} ({float(event.get('bytes', 0)) / 1e6:,.1f} MB)"
 
 
+def _staleness(event: Event) -> str:
+    updates = {int(stale): int(number) for stale, number in event["updates"].items()}
+    made = sum(updates.values())
+    mean = sum(stale * number for stale, number in updates.items()) / max(1, made)
+    return f"{event['who']} made {count(made, 'update')}, stale by {mean:.1f} others, {max(updates)} at most"
+
+
+def _captured(event: Event) -> str:
+    versions = ", ".join(map(str, event["versions"]))
+    return f"{event['who']} has read a state of all slices, after {versions} updates"
+
+
 def _rewound(event: Event) -> str:
     passed = ", ".join(map(str, event.get("passed", ())))
     what = f" and passes step {passed}" if passed else ""
@@ -276,6 +288,8 @@ _SENTENCES: Final[dict[str, Callable[[Event], str]]] = {
     "late": lambda event: f"{event['worker']} is late: {late_sentence(event)}",
     "caught_up": lambda event: f"{event['who']} was late and is back, {count(int(event['behind']), 'step')} later",
     "checkpoint": _checkpoint,
+    "staleness": _staleness,
+    "captured": _captured,
     "started_over": _started_over,
     "rewound": _rewound,
     "corruption": _corruption,

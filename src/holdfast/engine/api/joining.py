@@ -41,7 +41,7 @@ from holdfast.engine.steps import StepEngine
 from holdfast.modes import mode_or_default
 from holdfast.modes.capture import GradientCapture
 from holdfast.modes.diverging import Losses
-from holdfast.modes.port import Mode
+from holdfast.modes.port import Mode, TrainingParts
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.proc import process_started
 from holdfast.state.extras import Stateful, try_extras
@@ -147,7 +147,16 @@ def take_part(place: Place, training: Training, config: RunConfig) -> Run:
     loops = Loops(Losses(config.spike), place.mode.data(plan))
     holder = Holder(model, optimizer, {**extras, LOOPS: loops}, buffers=capture.buffers)
     place.agree(config)
-    worker = place.build(config, capture, holder, saving, OptimizerCalls(capture.parameters))
+    parts = TrainingParts(
+        me=place.me,
+        model=model,
+        optimizers=optimizer,
+        data=loops.data,
+        events=place.events,
+        servers=place.reach_servers,
+    )
+    attendance = place.mode.attendance(parts)
+    worker = place.build(config, capture, holder, saving, OptimizerCalls(capture.parameters), attendance)
     guard = Guard(config, extras, losses=loops.losses, capture=capture, worker=worker)
     misuse = Misuse(capture.parameters, place.events, worker.machine, alone=place.environment is None)
     engine = StepEngine(worker, plan=plan, loader=loader, capture=capture, loops=loops, guard=guard, misuse=misuse)
