@@ -43,6 +43,7 @@ from holdfast.engine.pausing import Pauses
 from holdfast.engine.recovery.auditing import Audits, audit_rules
 from holdfast.engine.recovery.catching import MEAN, Catching, MeanDesk, serve_mean
 from holdfast.engine.recovery.rewinding import Rewinding
+from holdfast.engine.servers import reach_servers
 from holdfast.engine.spending import HeldUp, Spending
 from holdfast.engine.transfer.checkpointing import Checkpoints, NoCheckpoints, SavingWorker
 from holdfast.engine.transfer.claiming import Claim
@@ -72,6 +73,7 @@ from holdfast.reduce.arena import Arena
 from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.sums import Sums
 from holdfast.servers.memory import MemoryServers, MemorySlices
+from holdfast.servers.run_facts import author_of
 from holdfast.servers.units_port import MemoryUnits, ServerLines, SharedTable
 from holdfast.state.snapshot import Holder
 from holdfast.state.transfer import serve
@@ -137,9 +139,11 @@ class Place:
 
     def reach_servers(self) -> ServerLines:
         """A new connection to the run's parameter servers; a run of one has them in its own process."""
-        name, incarnation = self.me.partition(".")[0], 1
-        parameters = MemoryServers(MemorySlices(), name, incarnation)
-        return ServerLines(parameters, MemoryUnits(SharedTable(), name, incarnation))
+        if self.environment is None:
+            name, incarnation = author_of(self.me)
+            parameters = MemoryServers(MemorySlices(), name, incarnation)
+            return ServerLines(parameters, MemoryUnits(SharedTable(), name, incarnation))
+        return reach_servers(self.environment, self.me, self.host, self.keys)
 
     def _run(self) -> str:
         return self.environment.run if self.environment is not None else ""

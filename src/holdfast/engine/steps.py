@@ -346,7 +346,8 @@ class StepEngine:
         step.complete = True
         if self.checker is not None:
             self.checker.loaded(step.number)
-        self._misuse.loaded(step.number, has_gradients=self._capture.has_gradients)
+        if kept.shards != ():
+            self._misuse.loaded(step.number, has_gradients=self._capture.has_gradients)
         if kept.over and self.wishes is not None:
             self.wishes.end_after(step.number + 1, kept.over)
         try:

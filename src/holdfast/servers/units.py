@@ -61,7 +61,7 @@ class UnitTable:
         self.begun = False  # somebody has said where the run begins
         self.returned: list[int] = []  # in order
         self.rows: dict[str, Row] = {}
-        self._waiting: list[str] = []  # workers whose ask has no answer, in order
+        self.waiting: list[str] = []  # workers whose ask has no answer, in order
 
     def begin(self, unit: int, left: Collection[int] = ()) -> None:
         """The run begins with this unit, and with those before it that are left. The first to say so is heard."""
@@ -89,7 +89,7 @@ class UnitTable:
                 row.answer = (ask.sequence, given)
                 return
         row.ask, row.answer = ask, None
-        self._waiting = [one for one in self._waiting if one != worker] + [worker]
+        self.waiting = [one for one in self.waiting if one != worker] + [worker]
         self._answer()
 
     def give_back(self, worker: str, incarnation: int) -> None:
@@ -143,11 +143,11 @@ class UnitTable:
     def _take_back(self, worker: str, row: Row) -> None:
         self.returned = sorted({*self.returned, *row.held})
         row.held, row.ask, row.answer = {}, None, None
-        self._waiting = [one for one in self._waiting if one != worker]
+        self.waiting = [one for one in self.waiting if one != worker]
 
     def _answer(self) -> None:
         """Everybody who can be answered, in the order of asking."""
-        for worker in list(self._waiting):
+        for worker in list(self.waiting):
             row = self.rows[worker]
             assert row.ask is not None
             given = self._given(row.ask)
@@ -156,7 +156,7 @@ class UnitTable:
             if given.unit is not None:
                 row.held[given.unit] = row.ask.clock
             row.answer, row.ask = (row.ask.sequence, given), None
-            self._waiting.remove(worker)
+            self.waiting.remove(worker)
 
     def _given(self, ask: Ask) -> Given | None:
         if not self.begun:

@@ -44,6 +44,8 @@ class Units(Protocol):
     def forget(self, worker: str, incarnation: int) -> None:
         """This one is gone."""
 
+    def close(self) -> None: ...
+
 
 @dataclass
 class SharedTable:
@@ -95,6 +97,9 @@ class MemoryUnits:
         with self._shared.lock:
             self._shared.table.forget(worker, incarnation)
 
+    def close(self) -> None:
+        pass
+
 
 @dataclass(frozen=True)
 class ServerLines:
@@ -102,3 +107,7 @@ class ServerLines:
 
     parameters: ParameterServers
     units: Units
+
+    def close(self) -> None:
+        self.units.close()
+        self.parameters.close()

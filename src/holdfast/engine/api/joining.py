@@ -37,6 +37,7 @@ from holdfast.engine.optimizer_calls import OptimizerCalls
 from holdfast.engine.place import Place, path_of
 from holdfast.engine.recovery.auditing import audited
 from holdfast.engine.recovery.guarding import Guard, wake_scalers
+from holdfast.engine.servers import check_servers
 from holdfast.engine.steps import StepEngine
 from holdfast.modes import mode_or_default
 from holdfast.modes.capture import GradientCapture
@@ -119,6 +120,7 @@ def join(
     }
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, **ahead)
     _prepare(model, extras, config.threads, environment)
+    check_servers(environment, mode)
     place = Place(environment, fingerprint(), mode)
     training = Training(model, optimizer, extras, capture=capture, plan=plan, loader=loader, saving=saving)
     run = take_part(place, training, config)

@@ -13,7 +13,6 @@ from contextlib import suppress
 import torch
 
 from holdfast.core.errors import Evicted, HoldfastError, PeerError
-from holdfast.core.words import incarnation_of
 from holdfast.ledger.port import Ledger
 from holdfast.membership import messages as m
 from holdfast.modes.asynchronous.arriving import arrive, collect
@@ -23,17 +22,11 @@ from holdfast.modes.asynchronous.own_view import OwnView
 from holdfast.modes.asynchronous.served_state import ServedState
 from holdfast.modes.asynchronous.staleness import StalenessAccount
 from holdfast.modes.port import Attendance, Runtime, TrainingParts
+from holdfast.servers.run_facts import author_of
 from holdfast.servers.units_port import ServerLines
 
 CLOSE_S = 10.0
 LISTEN_S = 0.2
-
-
-def name_of(worker: str) -> str:
-    """Without its incarnation, as the servers know it: w3@alpha of w3.2@alpha."""
-    slot, _, rest = worker.partition(".")
-    host = rest.partition("@")[2]
-    return f"{slot}@{host}" if host else slot
 
 
 class ServedAttendance(Attendance):
@@ -56,9 +49,9 @@ class ServedAttendance(Attendance):
         self._next: Ready | None = None  # and is there, its parameters staged
         self._gradients: dict[int, torch.Tensor] = {}
         self._called: set[int] = set()  # the optimizers that were called in this step
+        self._step = 0
         self._has_pushed = False
         self._done_until: int | None = None  # nothing is left to do before this unit
-        self._retired: set[str] = set()
 
     # ---- alone in its view
 
@@ -85,7 +78,6 @@ class ServedAttendance(Attendance):
             staleness=self._staleness,
             clock=arrival.clock,
             wake=runtime.wake,
-            look_around=self._bury,
         )
         return arrival.step
 
@@ -98,7 +90,7 @@ class ServedAttendance(Attendance):
 
     def opens(self, step: int, until: int) -> None:
         """Wait for the next unit, if this worker has none, and have its parameters in place if it is due."""
-        data = self._data
+        data, self._step = self._data, step
         if not until or self._done_until == until:
             return
         if data.unit is None:
@@ -139,15 +131,15 @@ class ServedAttendance(Attendance):
 
     def ends(self, step: int) -> None:
         """A step whose lines have not called every optimizer counts, too: the others wait for its clock."""
+        self._push()
         if self._data.is_mine(step):
-            self._push()
             self._data.unit = None
         self._gradients, self._called = {}, set()
         self._has_pushed = False
 
     def _push(self) -> None:
         unit, exchange = self._data.unit, self._running_exchange()
-        if self._has_pushed or unit is None:
+        if self._has_pushed or unit is None or not self._data.is_mine(self._step):
             return
         self._has_pushed = True
         gradients, self._gradients = self._gradients, {}
@@ -155,24 +147,7 @@ class ServedAttendance(Attendance):
         settings = self._account.scaled(self._state.settings())
         exchange.push(Update(unit, [gradients.get(number) for number in range(len(self._staged))], settings))
 
-    # ---- who is gone, and the end
-
-    def _bury(self) -> None:
-        """In the exchange's thread, while it waits: nobody waits for who is gone, and its units are given out again."""
-        assert self._view is not None and self._lines is not None
-        gone = set(self._view.gone()) - self._retired
-        if not gone:
-            return
-        self._retired |= gone
-        here, clocks = {name_of(one) for one in self._view.registered()}, self._lines.parameters.clocks()
-        for worker in gone:
-            if name_of(worker) not in here and name_of(worker) in clocks:
-                self._retire(worker)
-
-    def _retire(self, worker: str) -> None:
-        assert self._lines is not None
-        self._lines.parameters.retire(name_of(worker), incarnation_of(worker))
-        self._lines.units.forget(name_of(worker), incarnation_of(worker))
+    # ---- the end
 
     def close(self) -> None:
         exchange, lines = self._exchange, self._lines
@@ -183,13 +158,13 @@ class ServedAttendance(Attendance):
         self._account.tell()
 
         def leave() -> None:
-            lines.units.forget(name_of(self._me), incarnation_of(self._me))
-            lines.parameters.retire(name_of(self._me), incarnation_of(self._me))
+            lines.units.forget(*author_of(self._me))
+            lines.parameters.retire(*author_of(self._me))
 
         with suppress(HoldfastError):  # whoever is left finds in the ledger that this worker is gone
             exchange.call(leave, CLOSE_S)
         exchange.close(CLOSE_S)
-        lines.parameters.close()
+        lines.close()
 
     def _running(self) -> Runtime:
         assert self._runtime is not None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -26,7 +27,8 @@ from holdfast.servers.units_port import Units
 
 POLL_S = 0.005  # how long it looks at one thing while another may come
 ACKNOWLEDGED_S = 120.0  # for an update; servers fail over in seconds
-ASK_AGAIN_S = 0.02
+ASK_AGAIN_S = 0.002
+IDLE_S = 0.5  # without an answer
 Found = TypeVar("Found")
 
 
@@ -85,7 +87,6 @@ class Exchange:
         staleness: int | None,
         clock: int,
         wake: Callable[[], None],
-        look_around: Callable[[], None],
     ) -> None:
         self.clock = clock  # updates pushed: this thread's
         self._pushed: queue.SimpleQueue[Pushed] = queue.SimpleQueue()
@@ -94,11 +95,11 @@ class Exchange:
         self._staged = staged
         self._staleness = staleness
         self._wake = wake
-        self._look_around = look_around
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Ready] = queue.SimpleQueue()
         self._held = 0  # units that this worker was given and has not pushed
         self._until: int | None = None  # a unit before this one is asked for
+        self._asked_at = 0.0
         self._given: Given | None = None
         self._pull: Ticket | None = None
         self._read_at: dict[int, Versions] = {}
@@ -179,7 +180,7 @@ class Exchange:
                 job.error = error
             job.done.set()
         else:
-            self._until = job
+            self._until, self._asked_at = job, time.monotonic()
             self._units.ask(job, self.clock + self._held)
 
     def _push(self, update: Update) -> None:
@@ -204,7 +205,6 @@ class Exchange:
             try:
                 versions = self._pull.wait(POLL_S)
             except TimeoutError:
-                self._look_around()
                 return
             self._pull = None
             assert self._given is not None
@@ -219,9 +219,13 @@ class Exchange:
         return max(0, self.clock + self._held - 1 - self._staleness)
 
     def _wait_idle(self, until: int) -> None:
-        """All units are given out. Nobody must wait for the steps that this worker will not make."""
-        self._look_around()
-        if self._held:
+        """If all units are given out, nobody must wait for the steps that this worker will not make."""
+        now = time.monotonic()
+        if self._held or now - self._asked_at < IDLE_S:
+            return
+        self._asked_at = now
+        standing = self._units.standing()
+        if standing is None or standing.next < until:
             return
         newest = max(self._servers.clocks().values(), default=0)
         if newest > self.clock:

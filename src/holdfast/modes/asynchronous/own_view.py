@@ -25,16 +25,11 @@ class OwnView:
         self._own = KEY_OWN_VIEWS + me
         self._lease = 0
         self._registered: dict[str, int] = {}  # worker -> the revision of its registration
-        self._gone: set[str] = set()
 
     def registered(self) -> tuple[str, ...]:
         """All workers of the run, by the ledger as it was last seen; who came first, first."""
         known = self._registered  # the other thread puts another in its place
         return tuple(sorted(known, key=lambda worker: known[worker]))
-
-    def gone(self) -> frozenset[str]:
-        """Workers that are registered no more, or whose process has ended."""
-        return frozenset(self._gone - self._registered.keys())
 
     def get(self, key: str) -> Entry | None:
         entry = self._inner.get(self._outside(key))
@@ -44,10 +39,7 @@ class OwnView:
         reading = self._inner.read(prefix)
         if not prefix:
             entries = [entry for entry in reading.entries if entry.key.startswith(KEY_WORKERS)]
-            registered = {entry.key[len(KEY_WORKERS) :]: entry.created for entry in entries}
-            dead = [entry.key[len(KEY_DEAD) :] for entry in reading.entries if entry.key.startswith(KEY_DEAD)]
-            self._gone = self._gone.union(dead, self._registered.keys() - registered.keys())
-            self._registered = registered
+            self._registered = {entry.key[len(KEY_WORKERS) :]: entry.created for entry in entries}
         shown = [self._inside(entry) for entry in reading.entries if self._is_shown(entry.key)]
         return Reading(tuple(sorted(shown, key=lambda entry: entry.key)), reading.revision)
 
@@ -98,13 +90,10 @@ class OwnView:
     def seen(self, changes: tuple[Change, ...]) -> tuple[Change, ...]:
         """What this worker is to see of them."""
         for change in changes:
-            if change.key.startswith(KEY_DEAD):
-                self._gone = self._gone | {change.key[len(KEY_DEAD) :]}
             if change.key.startswith(KEY_WORKERS):
                 worker, known = change.key[len(KEY_WORKERS) :], dict(self._registered)
                 if change.kind == "delete":
                     known.pop(worker, None)
-                    self._gone = self._gone | {worker}
                 else:
                     known.setdefault(worker, change.revision)
                 self._registered = known
