@@ -22,7 +22,7 @@ import torch
 from holdfast.core.errors import HoldfastError, PeerError
 from holdfast.servers.port import ParameterServers, Ticket, Versions
 from holdfast.servers.recipe import Settings
-from holdfast.servers.units import Given
+from holdfast.servers.units import Extras, Given
 from holdfast.servers.units_port import Units
 
 POLL_S = 0.005  # how long it looks at one thing while another may come
@@ -72,7 +72,7 @@ class _Call:
     error: BaseException | None = None
 
 
-_Job = Update | _Call | int | None  # an int: prepare the next unit before this one; None: the end
+_Job = Update | _Call | Extras | int | None  # an int: prepare the next unit before this one; None: the end
 
 
 class Exchange:
@@ -115,6 +115,10 @@ class Exchange:
 
     def push(self, update: Update) -> None:
         self._jobs.put(update)
+
+    def bring(self, extras: Extras) -> None:
+        """For those who came and wish for them."""
+        self._jobs.put(extras)
 
     def take(self) -> Ready | None:
         """What was prepared; None: not yet. Raises what went wrong."""
@@ -170,9 +174,11 @@ class Exchange:
             self._failure = error
             self._wake()
 
-    def _do(self, job: Update | _Call | int) -> None:
+    def _do(self, job: Update | _Call | Extras | int) -> None:
         if isinstance(job, Update):
             self._push(job)
+        elif isinstance(job, Extras):
+            self._units.bring(job)
         elif isinstance(job, _Call):
             try:
                 job.found = job.act()
