@@ -19,6 +19,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "server_started": ("server", "pid"),
     "server_exited": ("server", "pid", "exit_code", "signal", "reason"),
     "failover": ("slice", "primary", "was", "epoch", "reason"),  # a slice has another primary
+    # no server has them any more; the checkpoint from which all begin anew, if there is one
+    "slices_lost": ("slices", "step"),
     "slice_moves": ("slice", "servers", "reason"),  # where it should be from now on
     "hung": ("worker", "step", "activity", "seconds", "phi", "reason", "killed", "stacks"),
     # everybody waits for somebody who waits too: who is in the way, and is ended if that is safe; who waits for what

@@ -15,9 +15,9 @@ from holdfast.core.errors import PeerError
 from holdfast.core.words import KEY_SERVERS, KEY_SLICE, encode_json
 from holdfast.ledger.port import Ledger
 from holdfast.servers.asking import Ask, Asking
-from holdfast.servers.frames import Head
 from holdfast.servers.log_codec import encode_configuration
 from holdfast.servers.placing import first_placement
+from holdfast.servers.replicated import Head
 from holdfast.servers.units import Extras, Given
 from holdfast.servers.units_port import Standing
 from holdfast.servers.units_state import (
