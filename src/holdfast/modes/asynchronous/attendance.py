@@ -39,7 +39,7 @@ class ServedAttendance(Attendance):
         self._events = parts.events
         self._data = data
         self._staleness = staleness
-        self._account = StalenessAccount(parts.events, adaptive=adaptive)
+        self._account = StalenessAccount(parts.events, bound=staleness, adaptive=adaptive)
         self._state = ServedState(parts.model, parts.optimizers)
         self._staged = self._state.staging()
         self._extras = TravellingExtras(parts.extras, self._state.optimizers, parts.events)
