@@ -5,10 +5,10 @@
     python benchmarks/parameter_server.py --check --json f.json
 
 Speed: each worker, a process of its own, pushes gradients of 25 M float32 parameters and pulls the parameters, again
-and again; the servers apply SGD. GB/s counts what all workers have pushed and pulled, over the time from the first one's
-beginning to the last one's end. With 3 replicas there are 3 servers, and what the primaries send to the others counts
-as moved too: the column `moved` is GB/s of all of it. Peers have one server and no replicas. They are measured where
-they are importable. `loopback` are bare sockets, a process for each end, without arithmetic.
+and again; the servers apply SGD. GB/s counts what all workers have pushed and pulled, over the time from the first
+one's beginning to the last one's end. With 3 replicas there are 3 servers, and what the primaries send to the others
+counts as moved too: the column `moved` is GB/s of all of it. Peers have one server and no replicas. They are measured
+where they are importable. `loopback` are bare sockets, a process for each end, without arithmetic.
 
 Failover: from kill -9 of a slice's primary to the next acknowledged push, with 3 servers and 3 replicas of each slice;
 with the log's lease alone, and when the ledger is told of the exit, as an agent does.
