@@ -1,4 +1,4 @@
-"""The training of benchmarks/modes.py: the digits of examples/digits.py, with a worker that may be slower than the rest.
+"""The training of benchmarks/modes.py: handwritten digits, with a worker that may be slower than the rest.
 
 Each worker writes a line for each step that it computed: when, and its loss. One says how good the model is at the end.
 A shard takes `--shard-s`, in which the processor is free: it stands for the work of an accelerator.
