@@ -16,6 +16,7 @@ KEY_KEYS = "keys"  # fingerprint of the run's keys: a host that has others is to
 KEY_SIZE = "size/"  # + host: {"workers": N}, how many workers this host should have; a view has their sum
 KEY_HOSTS = "host/"  # + host: its agent, under the agent's lease
 KEY_VIEW = "view"  # the current view
+KEY_OWN_VIEWS = "own-view/"  # + id: the view of a worker that is by itself, under its lease
 KEY_WORKERS = "worker/"  # + id: a registration, under the worker's lease
 KEY_ROLLS = "roll/"  # + id: whom this worker could reach when its view had broken, under its lease
 KEY_DEAD = "dead/"  # + id: the agent saw this worker's process end
@@ -28,6 +29,11 @@ KEY_REWINDS = "rewinds"  # how often the run went back, how far, and which steps
 KEY_RUN = "run"  # {"id": ...}: of this run and no other, also of no other by its name; created by the first worker
 KEY_ORIGIN = "origin"  # {"step": N}: where the run began; 0 unless it was given a checkpoint of another
 KEY_INCARNATIONS = "incarnation/"  # + slot or slot@host: how many workers this slot has had
+KEY_SERVERS = "server/"  # + id: a parameter server's registration, under its lease
+KEY_DEAD_SERVERS = "dead-server/"  # + id: {"start": N}: the agent saw this server's process end
+KEY_SLICES = "slices"  # {"slices": N, "fingerprint": ...}: how the parameters are cut; created by the first worker
+KEY_SLICE = "slice/"  # + name: who replicates this slice, and under which epoch
+KEY_TARGETS = "slice-target/"  # + name: who should; the slice's primary sees to it
 
 
 @dataclass(frozen=True)

@@ -130,11 +130,14 @@ class StepEngine:
         self._losses = loops.losses
         self._guard = guard
         self._misuse = misuse
-        self._reporter = Reporter(worker.lines.events, worker.machine, clock=worker.clock)
+        self._reporter = Reporter(
+            worker.lines.events, worker.machine, workers=worker.attendance.workers, clock=worker.clock
+        )
         self._pending: m.Compute | None = None  # the machine's word for the step that is not begun yet
         self._directive: m.Compute | None = None  # and for the one that is, until its shards are asked for
         self._todo: Iterator[tuple[int, bool]] | None = None  # shards to compute, and whether they count
         self._durations_s: list[float] = []
+        self._metrics: dict[str, float] = {}  # of the last step that had shards
         self._absence: AbstractContextManager[None] | None = None  # the training thread is in a shard
 
     # ---- a step
@@ -148,6 +151,7 @@ class StepEngine:
             self._pulse.adopt()
             self._pulse.enter(Activity.WAITING, self._worker.machine.next or 0)
             self._pending = self._to_begin(self._worker.attendance.due() or self._worker.advance())
+        self._worker.attendance.opens(self._pending.step, self.until)
         return self._pending.step
 
     def begin(self) -> StepState:
@@ -283,6 +287,7 @@ class StepEngine:
         step.check_complete()
         self.current = None
         self._pulse.enter(Activity.WAITING, step.number)
+        self._worker.attendance.ends(step.number)
         self._losses.applied(step.metrics, skipped=step.skipped)
         self._data.applied(step.shards)
         self._capture.buffers.rebase()
@@ -291,7 +296,8 @@ class StepEngine:
         view = self._worker.machine.view  # that of this step: what follows may enter the next
         self._misuse.applied(step.number, calls, has_gradients=present, stray=optimizers.stray)
         self._worker.applied(step.number, save=self.wishes is not None and self.wishes.takes_save())
-        self._reporter.applied(step.number + 1, self.until, step.metrics, step.samples)
+        made = self._data.samples_made(step.number, step.samples)
+        self._reporter.applied(step.number + 1, self.until, step.metrics, made)
         if self.watcher is not None:
             counted = self._worker.gradients.counted.get(step.number, ())
             self.watcher(step.number, view.number if view else 0, counted)
@@ -376,13 +382,16 @@ class StepEngine:
         step.shards = kept.shards
         step.samples = self._data.samples(step.number, kept.shards) if not passed else 0
         step.ends_epoch = self._data.ends_epoch(step.number, kept.shards)
-        step.metrics = dict(kept.metrics) if not passed else _Unknown()
+        if kept.shards != ():
+            self._metrics = dict(kept.metrics) if not passed else {}
+        step.metrics = self._metrics if kept.shards != () and not passed else _Unknown(self._metrics)
         step.gathered = kept.gathered
         self.seed(step.number, "apply")
         step.complete = True
         if self.checker is not None:
             self.checker.loaded(step.number)
-        self._misuse.loaded(step.number, has_gradients=self._capture.has_gradients)
+        if kept.shards != ():
+            self._misuse.loaded(step.number, has_gradients=self._capture.has_gradients)
         if kept.over and self.wishes is not None:
             # Whoever brings something to the next step has this mean, and so knows it too. After this one already those
             # who have it might finish and be gone before the others had it.
@@ -395,7 +404,7 @@ class StepEngine:
 
 
 class _Unknown(dict[str, float]):
-    """The metrics of a step that nobody computed: a script may print any of them."""
+    """The metrics of a step that nobody computed, or another worker by itself: a script may print any of them."""
 
     def __missing__(self, name: str) -> float:
         return float("nan")

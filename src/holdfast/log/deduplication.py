@@ -15,10 +15,14 @@ from holdfast.log.messages import Remembered, Update
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """New: neither `index` nor `refusal`. `index`: it is in the log there; 0: it was, long ago."""
+    """New: neither `index` nor `refusal`. `index`: it is in the log there; 0: it was, long ago.
+
+    `gone`: it is refused for good.
+    """
 
     index: int | None = None
     refusal: str = ""
+    gone: bool = False
 
     @property
     def is_new(self) -> bool:
@@ -52,7 +56,7 @@ class Deduplication:
     def judge(self, update: Update) -> Verdict:
         known = self._workers.get(update.worker)
         if known is not None and (update.incarnation, False) < (known.incarnation, known.gone):
-            return Verdict(refusal=f"incarnation {update.incarnation} of {update.worker} is gone")
+            return Verdict(refusal=f"incarnation {update.incarnation} of {update.worker} is gone", gone=True)
         if known is None or update.incarnation > known.incarnation:
             known = _Worker(update.incarnation, False, 0, {})
         if update.sequence in known.indices:
@@ -79,6 +83,23 @@ class Deduplication:
     def knows(self, worker: str, incarnation: int) -> bool:
         known = self._workers.get(worker)
         return known is not None and not known.gone and known.incarnation == incarnation
+
+    def has_all(self, worker: str, incarnation: int, sequence: int) -> bool:
+        """Everything of this incarnation up to this sequence is there, or it is gone."""
+        known = self._workers.get(worker)
+        if known is None:
+            return False
+        if (known.incarnation, known.gone) > (incarnation, False):
+            return True
+        return known.incarnation == incarnation and known.contiguous >= sequence
+
+    def newest(self) -> dict[tuple[str, int], int]:
+        """The newest sequence that is there of each worker that is not gone."""
+        return {
+            (name, one.incarnation): max([one.contiguous, *one.indices])
+            for name, one in self._workers.items()
+            if not one.gone
+        }
 
     def forget(self, worker: str, incarnation: int) -> None:
         if self.knows(worker, incarnation):

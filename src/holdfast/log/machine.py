@@ -51,6 +51,7 @@ from holdfast.log.messages import (
     SnapshotFailed,
     SnapshotFetched,
     SnapshotTaken,
+    StopAdding,
     Stored,
     StoreFailed,
     Tell,
@@ -115,6 +116,7 @@ class ReplicaMachine:
             AddReplica: self._wished,
             RemoveReplica: self._wished,
             HandOver: self._wished,
+            StopAdding: self._stop_adding,
             Tick: self._tick,
         }
 
@@ -125,6 +127,11 @@ class ReplicaMachine:
             effects += self.leading.advance_change(self._revision, now)
             effects += self.leading.send(now)
         return effects
+
+    @property
+    def hears_primary(self) -> bool:
+        """It has heard the primary of the newest epoch, and may have confirmed something to it."""
+        return self._heard_primary
 
     @property
     def is_member(self) -> bool:
@@ -258,7 +265,7 @@ class ReplicaMachine:
         return effects
 
     def _fetched(self, event: SnapshotFetched, now: float) -> list[Effect]:
-        if self._fetching is None or self._fetching[1] != event.snapshot:
+        if self._fetching is None or self._fetching[1] != event.asked:
             return []
         self._fetching = None
         if self.leading is not None or self.copy.promised >= self.epoch:
@@ -396,6 +403,9 @@ class ReplicaMachine:
         if self.leading is None:
             return [Tell(f"no: {type(wish).__name__} {wish.server}", f"{self.me} is not the primary")]
         return self.leading.wish(wish, now)
+
+    def _stop_adding(self, event: StopAdding, now: float) -> list[Effect]:
+        return self.leading.stop_adding(event.server) if self.leading is not None else []
 
     # ---- time
 

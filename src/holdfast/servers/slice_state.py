@@ -6,7 +6,8 @@ them. Owned by one thread of a server. Knows nothing of logs, messages or worker
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,6 +92,26 @@ class SliceState:
         restore_optimizers(captured["optimizers"], self._optimizers, self._names, AddedGroups())
         self.updates = updates
 
+    def optimizer_states(self) -> list[dict[str, torch.Tensor]]:
+        """What the optimizer has for each segment, by reference: nothing before the first update."""
+        return [
+            {name: value for name, value in self._optimizer_of(segment).items() if isinstance(value, torch.Tensor)}
+            for segment in self._segments
+        ]
+
+    def _optimizer_of(self, segment: torch.nn.Parameter) -> dict[str, Any]:
+        for optimizer in self._optimizers.values():
+            if segment in optimizer.state:
+                return dict(optimizer.state[segment])
+        return {}
+
+    def give_optimizer_states(self, states: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """What `optimizer_states` returned of another one that has these segments; copied."""
+        owners = {id(mine): one for one in self._optimizers.values() for mine in one.param_groups[0]["params"]}
+        for segment, state in zip(self._segments, states, strict=True):
+            if state:
+                owners[id(segment)].state[segment] = {name: value.clone() for name, value in state.items()}
+
     def digest(self) -> str:
         """Two replicas that have applied the same updates have the same."""
         tree, tensors = flatten(self.capture(), sort=True)
@@ -109,6 +130,7 @@ def first_not_finite(gradients: Sequence[torch.Tensor | None]) -> int | None:
         if gradient is None or not gradient.is_floating_point():
             continue
         for block in torch.split(gradient, BLOCK_ELEMENTS):
-            if not bool(torch.isfinite(block).all()):
+            # A sum is not finite if one of its terms is not, and takes one pass; large terms may do the same to it.
+            if not math.isfinite(block.sum().item()) and not bool(torch.isfinite(block).all()):
                 return number
     return None

@@ -39,11 +39,12 @@ from holdfast.engine.place import Place, path_of
 from holdfast.engine.recovery.auditing import audited
 from holdfast.engine.recovery.guarding import Guard, wake_scalers
 from holdfast.engine.recovery.trusting import alike_shards
+from holdfast.engine.servers import check_servers
 from holdfast.engine.steps import StepEngine
 from holdfast.modes import mode_or_default
 from holdfast.modes.capture import GradientCapture
 from holdfast.modes.diverging import Losses
-from holdfast.modes.port import Mode
+from holdfast.modes.port import Mode, TrainingParts
 from holdfast.modes.robust import with_rule
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.proc import process_started
@@ -125,6 +126,7 @@ def join(
     }
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, **ahead)
     _prepare(model, extras, config.threads, environment)
+    check_servers(environment, mode)
     place = Place(environment, fingerprint(), mode)
     training = Training(model, optimizer, extras, capture=capture, plan=plan, loader=loader, saving=saving)
     run = take_part(place, training, config)
@@ -151,9 +153,20 @@ def take_part(place: Place, training: Training, config: RunConfig) -> Run:
     model, optimizer, extras, capture = training.model, training.optimizer, training.extras, training.capture
     plan, loader, saving = training.plan, training.loader, training.saving
     loops = Loops(Losses(config.spike), place.mode.data(plan))
-    holder = Holder(model, optimizer, {**extras, LOOPS: loops}, buffers=capture.buffers)
+    travels = {**extras, LOOPS: loops}
+    holder = Holder(model, optimizer, travels, buffers=capture.buffers)
     place.agree(config)
-    worker = place.build(config, capture, holder, saving, OptimizerCalls(capture.parameters))
+    parts = TrainingParts(
+        me=place.me,
+        model=model,
+        optimizers=optimizer,
+        extras=travels,
+        data=loops.data,
+        events=place.events,
+        servers=place.reach_servers,
+    )
+    attendance = place.mode.attendance(parts)
+    worker = place.build(config, capture, holder, saving, OptimizerCalls(capture.parameters), attendance)
     guard = Guard(config, extras, losses=loops.losses, capture=capture, worker=worker)
     misuse = Misuse(capture.parameters, place.events, worker.machine, alone=place.environment is None)
     worker.audits.trusting.alike = alike_shards(config, plan, whole=worker.machine.step_rules.whole)

@@ -15,7 +15,7 @@ from holdfast.data.shards import ShardPlan
 from holdfast.modes.elastic.quorum import QuorumAttendance
 from holdfast.modes.elastic.rules import ElasticRules, EvenElasticRules, QuorumRules
 from holdfast.modes.elastic.units import UnitsInLine
-from holdfast.modes.port import Attendance
+from holdfast.modes.port import Attendance, TrainingParts
 from holdfast.modes.robust import WithRule
 
 
@@ -61,5 +61,5 @@ class Elastic(WithRule):
     def data(self, plan: ShardPlan) -> UnitsInLine:
         return UnitsInLine(plan)
 
-    def attendance(self) -> Attendance:
+    def attendance(self, parts: TrainingParts) -> Attendance:
         return QuorumAttendance() if self.quorum is not None else Attendance()

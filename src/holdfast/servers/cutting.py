@@ -1,0 +1,66 @@
+"""Between a worker's parameters and the slices' payloads: which bytes of which tensor belong to which slice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import xxhash
+
+from holdfast.core.words import encode_json
+from holdfast.servers.parameter_slice import initial_payload, padded, update_head, view_of
+from holdfast.servers.port import Initial, Layout
+from holdfast.servers.recipe import Settings
+from holdfast.servers.replicated import Answer
+from holdfast.servers.slicing import Slice, cut
+
+SLICE_BYTES = 32 * 1024 * 1024  # about; a slice moves, is copied and is applied as a whole
+
+
+def slices_of(layout: Layout, servers: int) -> int:
+    """How many slices a run has: as many for each server, and none much larger than SLICE_BYTES."""
+    total = sum(size.nbytes for size in layout.sizes)
+    return servers * max(1, -(-total // (servers * SLICE_BYTES)))
+
+
+def fingerprint(layout: Layout) -> str:
+    """Of what all workers of a run must have the same: elements, dtypes and optimizers; not the settings."""
+    facts = {
+        "names": list(layout.names),
+        "sizes": [[size.elements, size.itemsize] for size in layout.sizes],
+        "dtypes": list(layout.dtypes),
+        "of_parameter": list(layout.recipe.of_parameter),
+        "groups": [[group.kind, sorted(group.settings)] for group in layout.recipe.groups],
+    }
+    return xxhash.xxh3_128_hexdigest(encode_json(facts))
+
+
+class Cutting:
+    """A run's parameters in so many slices."""
+
+    def __init__(self, layout: Layout, slices: int) -> None:
+        self.layout = layout
+        self.slices: tuple[Slice, ...] = cut(layout.sizes, slices)
+
+    def initial(self, one: Slice, initial: Initial) -> Answer:
+        pieces = [initial(segment) for segment in one.segments]
+        dtypes = [self.layout.dtypes[segment.parameter] for segment in one.segments]
+        return initial_payload(one.segments, dtypes, self.layout.recipe, pieces)
+
+    def update(
+        self, one: Slice, gradients: Sequence[torch.Tensor | None], settings: Sequence[Settings], clock: int
+    ) -> Answer:
+        """`gradients` are flat. The views are of the gradients themselves."""
+        absent: list[int] = []
+        views: list[memoryview] = []
+        for number, segment in enumerate(one.segments):
+            gradient = gradients[segment.parameter]
+            if gradient is None:
+                absent.append(number)
+            else:
+                views.append(view_of(gradient[segment.start : segment.stop]))
+        return Answer(update_head(clock, settings, absent), padded(views))
+
+    def destinations(self, one: Slice, into: Sequence[torch.Tensor]) -> list[memoryview]:
+        """Where a slice's values go. `into` are flat, and are written through the views."""
+        return [view_of(into[segment.parameter][segment.start : segment.stop]) for segment in one.segments]
