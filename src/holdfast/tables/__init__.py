@@ -1,1 +1,13 @@
-"""Embedding tables: rows by 64-bit id, trained row by row."""
+"""Embedding tables: rows by 64-bit id, trained row by row, in this process or on parameter servers.
+
+    table = holdfast.EmbeddingTable(32, optimizer=holdfast.tables.Adagrad(lr=0.05), admit=2)
+
+The module is in module.py, what a table may be in settings.py, one shard of rows in shard.py.
+"""
+
+from __future__ import annotations
+
+from holdfast.tables.module import EmbeddingTable
+from holdfast.tables.settings import SGD, Adagrad, Adam, AdamW, Expire, Normal, RowwiseAdagrad, Uniform
+
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "EmbeddingTable", "Expire", "Normal", "RowwiseAdagrad", "Uniform"]

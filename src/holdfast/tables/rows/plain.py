@@ -175,15 +175,15 @@ class PlainRows:
         return removed
 
 
-def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mixed_ids(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return x ^ (x >> np.uint64(33))
 
 
 def first_values(first: FirstValues, ids: Ids, dim: int) -> Values:
-    base = _mixed(_mixed(ids) ^ np.uint64(first.seed))
-    drawn = _mixed(base[:, None] + np.arange(1, dim + 1, dtype=np.uint64)[None, :] * _GOLDEN)
+    base = mixed_ids(mixed_ids(ids) ^ np.uint64(first.seed))
+    drawn = mixed_ids(base[:, None] + np.arange(1, dim + 1, dtype=np.uint64)[None, :] * _GOLDEN)
     if first.uniform:
         spread = (drawn >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
     else:
@@ -201,8 +201,8 @@ def stepped(rule: Rule, uses: npt.NDArray[np.int64], p: Values, s: Values, g: Va
             return p - rule.lr * g, s
         if rule.kind == "adagrad":
             s = s + g * g
-            moved: Values = (rule.lr * g) / (np.sqrt(s) + rule.eps)
-            return p - moved, s
+            root: Values = np.sqrt(s)
+            return p - (rule.lr * g) / (root + rule.eps), s
         if rule.kind == "rowwise-adagrad":
             s = s + (square_sums(g) / np.float32(g.shape[1]))[:, None]
             factors: Values = rule.lr / (np.sqrt(s) + rule.eps)
