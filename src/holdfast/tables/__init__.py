@@ -7,7 +7,23 @@ The module is in module.py, what a table may be in settings.py, one shard of row
 
 from __future__ import annotations
 
+from holdfast.tables.following import Follower, follow
 from holdfast.tables.module import EmbeddingTable
+from holdfast.tables.publishing import Publisher, publish
 from holdfast.tables.settings import SGD, Adagrad, Adam, AdamW, Expire, Normal, RowwiseAdagrad, Uniform
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "EmbeddingTable", "Expire", "Normal", "RowwiseAdagrad", "Uniform"]
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "EmbeddingTable",
+    "Expire",
+    "Follower",
+    "Normal",
+    "Publisher",
+    "RowwiseAdagrad",
+    "Uniform",
+    "follow",
+    "publish",
+]

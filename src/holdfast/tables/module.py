@@ -1,8 +1,8 @@
 """holdfast.EmbeddingTable: rows by 64-bit id, as a module.
 
-`forward` looks rows up; `backward` gathers the gradients of those that were touched; `step` sends them to where the rows are.
-The rows are in this process until `connect` is called: a run that has parameter servers connects its tables. Rows are no
-parameters: no optimizer of torch sees them, and no worker holds them all.
+`forward` looks rows up; `backward` gathers the gradients of those that were touched; `step` sends them to where the
+rows are. They are in this process until `connect` is called: a run that has parameter servers connects its tables. Rows
+are no parameters: no optimizer of torch sees them, and no worker holds them all.
 
 Where a run computes a step in shards, the gradients are kept by shard, so that a shard that is computed again counts
 once. Used by the thread of the user's loop.
@@ -81,7 +81,7 @@ class EmbeddingTable(torch.nn.Module):
         return self._look_up(ids)
 
     def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        values = torch.from_numpy(self.store.look_up(_numbers(ids)))
+        values = torch.from_numpy(self.store.look_up(numbers_of(ids)))
         return values.view(*ids.shape, self.settings.dim).to(ids.device)
 
     def requires_grad_(self, requires_grad: bool = True) -> EmbeddingTable:
@@ -95,7 +95,7 @@ class EmbeddingTable(torch.nn.Module):
 
     def _gather(self, ids: torch.Tensor, gradients: torch.Tensor) -> None:
         flat = gradients.detach().to("cpu", torch.float32).reshape(-1, self.settings.dim).contiguous()
-        self._gathered.append((_numbers(ids), flat.numpy()))
+        self._gathered.append((numbers_of(ids), flat.numpy()))
 
     def step(self) -> None:
         """Send the gradients that were gathered since the last time: one update. Call it after `optimizer.step()`.
@@ -146,9 +146,7 @@ class EmbeddingTable(torch.nn.Module):
             raise ConfigError(
                 f"the state has {len(shards)} shards, and the table {self.store.shards}", hint="use as many"
             )
-        for shard, told in zip(self.store.states, shards, strict=True):
-            shard.clear()
-            shard.apply_changes(_changes(told))
+        self.store.restore([_changes(told) for told in shards])
 
 
 class _LookUp(torch.autograd.Function):
@@ -163,7 +161,7 @@ class _LookUp(torch.autograd.Function):
         return None, None, None
 
 
-def _numbers(ids: torch.Tensor) -> Ids:
+def numbers_of(ids: torch.Tensor) -> Ids:
     """As 64 bits without a sign: -1 and 2^64 - 1 are one id."""
     plain = ids.detach().to("cpu")
     if plain.dtype != torch.uint64:

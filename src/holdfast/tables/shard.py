@@ -203,10 +203,10 @@ class TableShard:
     # ---- changes
 
     def changes(self, since: int = 0) -> Changes:
-        """A copy of what changed after that update."""
+        """What changed after that update. From 0 on it is everything, by reference: it changes with the next call."""
         oldest = np.uint64((since + 1) << USES_BITS)
         records = self._rows.records()
-        changed = records.copy() if since == 0 else records[marks_of(records) >= oldest]
+        changed = records if since == 0 else records[marks_of(records) >= oldest]
         if self.cold is not None:
             changed = np.concatenate([changed, self.cold.newer(oldest, self.layout)])
         ids, marks = self._rows.candidates.all()

@@ -6,8 +6,9 @@ to, those shards that have some of its ids. Used by one thread.
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +27,10 @@ _SALT = np.uint64(0xD1B54A32D192ED03)  # so that a shard's ids are spread over i
 
 class TableStore(Protocol):
     settings: TableSettings
+
+    @property
+    def history(self) -> str:
+        """Another one after rows came from elsewhere: what changed since then cannot be told by updates alone."""
 
     @property
     def shards(self) -> int: ...
@@ -81,6 +86,7 @@ class LocalStore:
         disk: Path | None = None,
     ) -> None:
         self.settings = settings
+        self.history = secrets.token_hex(8)
         self.states = [TableShard(settings) for _ in range(shards)]
         if rows_in_memory is not None and disk is not None:
             for state in self.states:
@@ -113,3 +119,11 @@ class LocalStore:
 
     def changes(self, shard: int, since: int = 0) -> Changes:
         return self.states[shard].changes(since)
+
+    def restore(self, shards: Sequence[Changes]) -> None:
+        """Everything anew, from changes since 0."""
+        assert len(shards) == len(self.states)
+        self.history = secrets.token_hex(8)
+        for state, changes in zip(self.states, shards, strict=True):
+            state.clear()
+            state.apply_changes(changes)
