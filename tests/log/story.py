@@ -77,7 +77,7 @@ class Story:
             self.happens(name, SnapshotTaken(effect.snapshot))
         elif isinstance(effect, FetchSnapshot):
             self.state[name] = list(self.state[effect.peer][: effect.snapshot.end.index])
-            self.happens(name, SnapshotFetched(effect.snapshot))
+            self.happens(name, SnapshotFetched(effect.snapshot, effect.snapshot))
 
     def sync(self, name: str) -> None:
         """Everything that was handed to the disk of this server is on it."""

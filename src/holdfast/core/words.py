@@ -28,6 +28,11 @@ KEY_REWINDS = "rewinds"  # how often the run went back, how far, and which steps
 KEY_RUN = "run"  # {"id": ...}: of this run and no other, also of no other by its name; created by the first worker
 KEY_ORIGIN = "origin"  # {"step": N}: where the run began; 0 unless it was given a checkpoint of another
 KEY_INCARNATIONS = "incarnation/"  # + slot or slot@host: how many workers this slot has had
+KEY_SERVERS = "server/"  # + id: a parameter server's registration, under its lease
+KEY_DEAD_SERVERS = "dead-server/"  # + id: {"start": N}: the agent saw this server's process end
+KEY_SLICES = "slices"  # {"slices": N, "fingerprint": ...}: how the parameters are cut; created by the first worker
+KEY_SLICE = "slice/"  # + name: who replicates this slice, and under which epoch
+KEY_TARGETS = "slice-target/"  # + name: who should; the slice's primary sees to it
 
 
 @dataclass(frozen=True)

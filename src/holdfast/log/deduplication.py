@@ -15,10 +15,14 @@ from holdfast.log.messages import Remembered, Update
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """New: neither `index` nor `refusal`. `index`: it is in the log there; 0: it was, long ago."""
+    """New: neither `index` nor `refusal`. `index`: it is in the log there; 0: it was, long ago.
+
+    `gone`: it is refused for good.
+    """
 
     index: int | None = None
     refusal: str = ""
+    gone: bool = False
 
     @property
     def is_new(self) -> bool:
@@ -52,7 +56,7 @@ class Deduplication:
     def judge(self, update: Update) -> Verdict:
         known = self._workers.get(update.worker)
         if known is not None and (update.incarnation, False) < (known.incarnation, known.gone):
-            return Verdict(refusal=f"incarnation {update.incarnation} of {update.worker} is gone")
+            return Verdict(refusal=f"incarnation {update.incarnation} of {update.worker} is gone", gone=True)
         if known is None or update.incarnation > known.incarnation:
             known = _Worker(update.incarnation, False, 0, {})
         if update.sequence in known.indices:

@@ -34,6 +34,7 @@ from holdfast.log.messages import (
     Wish,
 )
 from holdfast.log.rules import Rules
+from holdfast.log.tail import within
 
 
 @dataclass(slots=True)
@@ -115,7 +116,7 @@ class Leading:
             return [Acknowledge(client, update, applied.index)]
         verdict = self._ahead.judge(update)
         if verdict.refusal:
-            return [Refuse(client, update, verdict.refusal, self._me)]
+            return [Refuse(client, update, verdict.refusal, self._me, final=verdict.gone)]
         if verdict.index == 0:
             # The table ahead has forgotten where it is. It is not committed: only the other table could say so.
             return [Refuse(client, update, "it waits for a majority", self._me)]
@@ -214,6 +215,8 @@ class Leading:
             return [self._append(peer, tail.base, (), now)] if beat else []
         room = max(0, progress.floor + 1 + 4 * rules.entries_per_append_max - progress.next)
         entries = tail.after(progress.next - 1, min(room, rules.entries_per_append_max))
+        unconfirmed_bytes = tail.nbytes(progress.floor + 1, progress.next - 1)
+        entries = within(entries, rules.under_way_bytes_max - unconfirmed_bytes, at_least=not unconfirmed_bytes)
         if not entries and not beat:
             return []
         epoch = tail.epoch_at(progress.next - 1)

@@ -20,6 +20,7 @@ from holdfast.log.messages import (
     DropPrefix,
     Effect,
     Entry,
+    Forget,
     Forgotten,
     Promise,
     Rebase,
@@ -142,17 +143,24 @@ class LogCopy:
                 effects.append(Apply(self.committed, content))
             elif isinstance(content, Forgotten):
                 self.table.forget(content.worker, content.incarnation)
+                effects.append(Forget(self.committed, content.worker, content.incarnation))
         return effects + self._snapshot_if_due()
 
     # -- snapshots
 
     def _snapshot_if_due(self) -> list[Effect]:
-        if self._taking or self.committed - self.snapshot.end.index < self._rules.snapshot_every:
+        since = self.snapshot.end.index
+        is_long = self.committed - since >= self._rules.snapshot_every
+        if self._taking or not (is_long or self.tail.nbytes(since + 1, self.committed) >= self._rules.snapshot_bytes):
             return []
         self._taking = True
+        return [TakeSnapshot(self.newest_snapshot())]
+
+    def newest_snapshot(self) -> Snapshot:
+        """Of the state as it is now."""
         epoch = self.tail.epoch_at(self.committed)
         assert epoch is not None
-        return [TakeSnapshot(Snapshot(End(epoch, self.committed), self.table.export()))]
+        return Snapshot(End(epoch, self.committed), self.table.export())
 
     def snapshot_taken(self, snapshot: Snapshot) -> list[Effect]:
         """It is held as durably as the log is: what it covers can go, but for some entries for those who are late."""
@@ -160,7 +168,12 @@ class LogCopy:
         if snapshot.end.index <= self.snapshot.end.index:
             return []  # a newer one was fetched in the meantime
         self.snapshot = snapshot
-        return self._drop_through(min(snapshot.end.index - self._rules.kept_behind, self.persisted))
+        keep_from = snapshot.end.index + 1
+        while keep_from > max(self.tail.base.index + 1, snapshot.end.index + 1 - self._rules.kept_behind):
+            if self.tail.nbytes(keep_from - 1, snapshot.end.index) > self._rules.kept_behind_bytes:
+                break
+            keep_from -= 1
+        return self._drop_through(min(keep_from - 1, self.persisted))
 
     def snapshot_not_taken(self) -> None:
         self._taking = False

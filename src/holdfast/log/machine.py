@@ -127,6 +127,11 @@ class ReplicaMachine:
         return effects
 
     @property
+    def hears_primary(self) -> bool:
+        """It has heard the primary of the newest epoch, and may have confirmed something to it."""
+        return self._heard_primary
+
+    @property
     def is_member(self) -> bool:
         return self.configuration is not None and self.me in self.configuration.replicas
 
@@ -258,7 +263,7 @@ class ReplicaMachine:
         return effects
 
     def _fetched(self, event: SnapshotFetched, now: float) -> list[Effect]:
-        if self._fetching is None or self._fetching[1] != event.snapshot:
+        if self._fetching is None or self._fetching[1] != event.asked:
             return []
         self._fetching = None
         if self.leading is not None or self.copy.promised >= self.epoch:

@@ -17,12 +17,16 @@ NOTHING = End(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Sequences of a worker's incarnation begin at 1. Incarnations of a worker's name only grow."""
+    """Sequences of a worker's incarnation begin at 1. Incarnations of a worker's name only grow.
+
+    `nbytes` is how large the payload is: logs, and what is under way to a replica, are bounded by it too.
+    """
 
     worker: str
     incarnation: int
     sequence: int
     payload: Payload
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +223,13 @@ class SnapshotTaken:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFetched:
-    """The snapshot that `FetchSnapshot` asked for is held here, as durably as the log is."""
+    """The snapshot that `FetchSnapshot` asked for, or a newer one, is held here, as durably as the log is.
+
+    `asked` is what was asked for.
+    """
 
     snapshot: Snapshot
+    asked: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +340,15 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """Committed: this worker is gone. In log order, as updates are."""
+
+    index: int
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Acknowledge:
     client: str
     update: Update
@@ -340,12 +357,16 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Not now or not here: the outcome is open, and the update may be sent again, to `primary` where it is known."""
+    """Not now or not here: the outcome is open, and the update may be sent again, to `primary` where it is known.
+
+    `final`: the worker is known to be gone, and nothing more of it will be taken.
+    """
 
     client: str
     update: Update
     reason: str
     primary: str
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +439,7 @@ Effect = (
     Send
     | Store
     | Apply
+    | Forget
     | Acknowledge
     | Refuse
     | Serve

@@ -21,6 +21,9 @@ class Rules:
     sequence_window: int = 64  # a worker has at most so many updates under way
     snapshot_every: int = 1024  # entries
     kept_behind: int = 256  # entries that stay behind a snapshot, for replicas that are a little late
+    snapshot_bytes: int = 1 << 40  # a snapshot is due too when the payloads since the last one are so large
+    kept_behind_bytes: int = 1 << 40
+    under_way_bytes_max: int = 1 << 40  # to one replica, without its confirmation; or one entry, if that is larger
     durable: bool = False  # an update counts when it is on disk; otherwise when it is in memory
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.log.configuration import End
-from holdfast.log.messages import Entry
+from holdfast.log.messages import Entry, Update
 
 
 class Tail:
@@ -38,6 +38,11 @@ class Tail:
         assert start >= 0, (index, self.base)
         return tuple(self._entries[start : None if count_max is None else start + count_max])
 
+    def nbytes(self, first: int, last: int) -> int:
+        """Of the payloads of these entries, as far as they are here."""
+        start = max(0, first - self.base.index - 1)
+        return sum(map(payload_bytes, self._entries[start : max(start, last - self.base.index)]))
+
     def append(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             end = self.end
@@ -53,3 +58,16 @@ class Tail:
         assert epoch is not None, (index, self.base, self.end)
         del self._entries[: index - self.base.index]
         self.base = End(epoch, index)
+
+
+def payload_bytes(entry: Entry) -> int:
+    return entry.content.nbytes if isinstance(entry.content, Update) else 0
+
+
+def within(entries: tuple[Entry, ...], bytes_max: int, *, at_least: bool) -> tuple[Entry, ...]:
+    """The first of them whose payloads are not more than that together; with `at_least`, at least one."""
+    for count, entry in enumerate(entries):
+        bytes_max -= payload_bytes(entry)
+        if bytes_max < 0 and (count or not at_least):
+            return entries[:count]
+    return entries

@@ -203,7 +203,7 @@ class MemoryServers:
         return Author(self._worker, self._incarnation, self._sequence)
 
     def _versions(self) -> Versions:
-        return tuple(state.updates for state in self.slices.states)
+        return tuple(state.version for state in self.slices.states)
 
 
 def _payload(answer: Answer) -> Payload:

@@ -3,6 +3,7 @@
     initial   the slice's segments, the optimizers' recipe, and what the run begins with. The first one counts
     join      a worker is counted from this clock on
     update    a gradient of each segment and the settings of each group; the worker's clock afterwards
+    skip      nothing, in the place of an update that was refused
 
 A body is the pieces one after the other, each beginning on a cache line. `capture` writes what `initial` does, with the
 number of updates and the clocks, so that a replica and a checkpoint begin in the same way.
@@ -33,7 +34,7 @@ _PADDING = memoryview(bytes(LINE_BYTES))
 def view_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a flat tensor, where they lie."""
     flat = tensor.detach().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy() if flat.numel() else b"").cast("B")
+    return memoryview(flat.view(torch.uint8).numpy()).cast("B") if flat.numel() else memoryview(b"")  # type: ignore[arg-type]
 
 
 def padded(views: Sequence[memoryview]) -> list[memoryview]:
@@ -99,7 +100,7 @@ class ParameterSlice:
         self._clocks: dict[str, tuple[int, int]] = {}  # worker -> incarnation and clock, of those that are counted
 
     @property
-    def updates(self) -> int:
+    def version(self) -> int:
         return self._state.updates if self._state is not None else 0
 
     # ---- updates
@@ -118,7 +119,7 @@ class ParameterSlice:
                     f"the update {author.sequence} of {author.worker}.{author.incarnation} has a gradient of parameter "
                     f"{self._segments[wrong].parameter} that is not finite, and is not taken"
                 )
-        else:
+        elif kind != "skip":
             raise ProtocolError(f"an update of the kind {str(kind)[:20]!r}")
 
     def apply(self, author: Author, payload: Payload) -> None:
@@ -128,7 +129,7 @@ class ParameterSlice:
                 self._begin(_Initial(payload))
         elif kind == "join":
             self._clocks[author.worker] = (author.incarnation, payload.head["clock"])
-        else:
+        elif kind == "update":
             assert self._state is not None, "the primary has checked it"
             gradients, settings, clock = self._update(payload)
             self._state.apply(gradients, settings)
@@ -175,15 +176,15 @@ class ParameterSlice:
         kind = query.get("kind")
         if kind == "clocks":
             clocks = {worker: clock for worker, (_, clock) in self._clocks.items()}
-            return Answer({"version": self.updates, "clocks": clocks, "created": self._state is not None})
+            return Answer({"version": self.version, "clocks": clocks, "created": self._state is not None})
         if kind != "pull":
             raise ProtocolError(f"a query of the kind {str(kind)[:20]!r}")
         at_least = _whole(query, "at_least", CLOCK_MAX)
         floor = _whole(query, "clock_floor", CLOCK_MAX)
         slowest = min((clock for _, clock in self._clocks.values()), default=floor)
-        if self._state is None or self.updates < at_least or slowest < floor:
+        if self._state is None or self.version < at_least or slowest < floor:
             return None
-        return Answer({"version": self.updates}, [view_of(value) for value in self._state.values])
+        return Answer({"version": self.version}, [view_of(value) for value in self._state.values])
 
     def waits_for(self, query: Head) -> str:
         """Why `read` has no answer yet."""
@@ -191,7 +192,7 @@ class ParameterSlice:
         slow = sorted(f"{worker} at {clock}" for worker, (_, clock) in self._clocks.items() if clock < floor)
         if self._state is None:
             return "the slice is not created yet"
-        return f"{', '.join(slow)}, below {floor}" if slow else f"version {self.updates} is too old"
+        return f"{', '.join(slow)}, below {floor}" if slow else f"version {self.version} is too old"
 
     # ---- as a whole
 
@@ -201,7 +202,7 @@ class ParameterSlice:
         pieces = [
             Piece(value, state) for value, state in zip(self._state.values, self._state.optimizer_states(), strict=True)
         ]
-        answer = initial_payload(self._segments, self._dtypes, self._recipe, pieces, updates=self.updates)
+        answer = initial_payload(self._segments, self._dtypes, self._recipe, pieces, updates=self.version)
         return Answer({**answer.head, "clocks": self._listed_clocks()}, answer.views)
 
     def _listed_clocks(self) -> dict[str, list[int]]:

@@ -49,6 +49,10 @@ class Answer:
 
 
 class ReplicatedState(Protocol):
+    @property
+    def version(self) -> int:
+        """So many updates are applied; those that changed nothing may be left out. It never falls."""
+
     def check(self, author: Author, payload: Payload) -> None:
         """Asked on the primary before an update enters the log.
 

@@ -175,6 +175,9 @@ class Replica:
         self.world.books.applied(self, effect.index, effect.update)
         self.applied, self.total = effect.index, self.total + int(effect.update.payload)
 
+    def _forget(self, effect: m.Forget) -> None:
+        assert effect.index > self.applied, effect
+
     def _acknowledge(self, effect: m.Acknowledge) -> None:
         self.world.books.acknowledges(self, effect.update, effect.index)
         self.world.answer(self, effect.client, effect)
@@ -193,6 +196,10 @@ class Replica:
 
     def _takesnapshot(self, effect: m.TakeSnapshot) -> None:
         total = self.total
+        if not self.world.schedule.durable:  # in memory the state itself is the snapshot
+            self.disk.hold(effect.snapshot, total)
+            self.handle(m.SnapshotTaken(effect.snapshot))
+            return
 
         def held() -> None:
             if self.server.alive and self in self.server.replicas:
@@ -216,8 +223,15 @@ class Replica:
         if peer is None or index not in source.totals or self.world.network.is_cut((peer.place, self.server.place)):
             self.server.take(self, m.SnapshotFailed(effect.snapshot, "the primary does not answer"))
             return
-        self.disk.hold(effect.snapshot, source.totals[index])
-        self.server.take(self, m.SnapshotFetched(effect.snapshot))
+        snapshot, total = effect.snapshot, source.totals[index]
+        if not self.world.schedule.durable:
+            theirs = peer.replicas[self.number]
+            if theirs.machine.copy.committed < index:
+                self.server.take(self, m.SnapshotFailed(effect.snapshot, "that state is not there any more"))
+                return
+            snapshot, total = theirs.machine.copy.newest_snapshot(), theirs.total
+        self.disk.hold(snapshot, total)
+        self.server.take(self, m.SnapshotFetched(snapshot, effect.snapshot))
 
     def _restore(self, effect: m.Restore) -> None:
         self.applied = effect.snapshot.end.index

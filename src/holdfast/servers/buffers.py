@@ -1,0 +1,68 @@
+"""Memory for payloads, which is used again: fresh pages cost as much as the bytes that are read into them.
+
+A `Buffer` is held by whoever needs it (the log, a frame on its way), and counts them. When nobody does, it goes back to
+the pool. Owned by one thread.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import defaultdict
+
+PAGE_BYTES = mmap.PAGESIZE
+IDLE_BYTES_MAX = 256 * 1024 * 1024  # that nobody uses and that are kept for the next one
+
+
+class Buffer:
+    """`whole` is the buffer of which this one is a part."""
+
+    def __init__(self, pool: BufferPool, memory: memoryview, nbytes: int, whole: Buffer | None = None) -> None:
+        self._pool = pool
+        self.memory = memory
+        self.view = memory[:nbytes]
+        self._whole = whole
+        self._holders = 1
+
+    def part(self, start: int, nbytes: int) -> Buffer:
+        """Some of it, held by itself."""
+        self.hold()
+        return Buffer(self._pool, self.view[start : start + nbytes], nbytes, self)
+
+    def hold(self) -> None:
+        assert self._holders > 0
+        self._holders += 1
+
+    def release(self) -> None:
+        self._holders -= 1
+        assert self._holders >= 0
+        if not self._holders:
+            if self._whole is not None:
+                self._whole.release()
+            else:
+                self._pool.take_back(self)
+
+
+class BufferPool:
+    """`used_bytes`: handed out now."""
+
+    def __init__(self, idle_bytes_max: int = IDLE_BYTES_MAX) -> None:
+        self._idle_bytes_max = idle_bytes_max
+        self._idle: defaultdict[int, list[memoryview]] = defaultdict(list)
+        self._idle_bytes = 0
+        self.used_bytes = 0
+
+    def get(self, nbytes: int) -> Buffer:
+        rounded = -(-max(1, nbytes) // PAGE_BYTES) * PAGE_BYTES
+        self.used_bytes += rounded
+        idle = self._idle[rounded]
+        if idle:
+            self._idle_bytes -= rounded
+            return Buffer(self, idle.pop(), nbytes)
+        return Buffer(self, memoryview(mmap.mmap(-1, rounded)), nbytes)
+
+    def take_back(self, buffer: Buffer) -> None:
+        rounded = buffer.memory.nbytes
+        self.used_bytes -= rounded
+        if self._idle_bytes + rounded <= self._idle_bytes_max:
+            self._idle[rounded].append(buffer.memory)
+            self._idle_bytes += rounded

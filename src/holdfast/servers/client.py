@@ -1,0 +1,342 @@
+"""A worker's way to the parameter servers over the network: port.ParameterServers. See asking.py for who is asked.
+
+The worker's thread puts updates and reads together, a request for each slice; the thread of `Asking` moves them. A
+gradient that is to be copied goes into memory that is used again for the next update, so a worker needs as much as its
+gradients for each update that is under way.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import ConfigError, DivergedError, LedgerError, PeerError
+from holdfast.core.words import KEY_SERVERS, KEY_SLICE, KEY_SLICES, decode_json, encode_json
+from holdfast.ledger.port import Ledger
+from holdfast.servers.asking import Ask, Asking
+from holdfast.servers.cutting import Cutting, fingerprint, slices_of
+from holdfast.servers.frames import Head
+from holdfast.servers.log_codec import encode_configuration
+from holdfast.servers.parameter_slice import join_head
+from holdfast.servers.placing import first_placement
+from holdfast.servers.port import Initial, Layout, Versions
+from holdfast.servers.recipe import Settings
+from holdfast.servers.replicated import Answer
+from holdfast.servers.slicing import Slice
+from holdfast.trust.keys import Keys
+
+CREATING_S = 10.0  # a creator that has not finished after this is taken for gone
+READ_WAIT_S = 1.0  # a read waits so long on a server until it is asked again
+LOOK_S = 0.02
+SKIP: Head = {"kind": "skip"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings:
+    servers: int = 1  # that are waited for before slices are created
+    replicas: int = 1
+    slices: int | None = None  # None: as many as their size asks for
+    updates_max: int = 2  # under way at once
+    patience_s: float = 120.0
+
+
+class RemoteTicket:
+    """Done when every slice has answered. `finish` is called then, in the thread that asks."""
+
+    def __init__(self, slices: int, finish: Callable[[], None] = lambda: None) -> None:
+        self._left = slices
+        self._finish = finish
+        self._versions = [0] * slices
+        self._error: Exception | None = None
+        self._changed = threading.Condition()
+
+    @property
+    def done(self) -> bool:
+        return not self._left
+
+    def answered(self, number: int, version: int, error: Exception | None = None) -> None:
+        with self._changed:
+            self._versions[number] = version
+            self._error = self._error or error
+            self._left -= 1
+            if self._left:
+                return
+            self._finish()
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> Versions:
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._left, timeout_s):
+                raise TimeoutError(f"{self._left} slices have not answered within {timeout_s:g} s")
+            if self._error is not None:
+                raise self._error
+            return tuple(self._versions)
+
+
+class RemoteServers:
+    """`worker` has no incarnation in it, as `run_facts.author_of` gives it. `open_ledger` is called for each user."""
+
+    def __init__(
+        self,
+        worker: str,
+        incarnation: int,
+        host: str,
+        keys: Keys,
+        open_ledger: Callable[[], Ledger],
+        settings: ClientSettings | None = None,
+    ) -> None:
+        self._worker = worker
+        self._incarnation = incarnation
+        self._settings = settings or ClientSettings()
+        self._open_ledger = open_ledger
+        self._asking = Asking(f"{worker}.{incarnation}", host, keys, open_ledger, patience_s=self._settings.patience_s)
+        self._cutting: Cutting | None = None
+        self._sequence = 0
+        self._under_way = threading.Semaphore(self._settings.updates_max)
+        self._stages: list[list[torch.Tensor | None]] = []
+
+    @property
+    def cutting(self) -> Cutting:
+        assert self._cutting is not None, "open comes first"
+        return self._cutting
+
+    def close(self) -> None:
+        self._asking.close()
+
+    # ---- beginning
+
+    def open(self, layout: Layout, initial: Initial, *, timeout_s: float) -> bool:
+        give_up = time.monotonic() + timeout_s
+        ledger = self._open_ledger()
+        try:
+            plan, creator = self._agree(ledger, layout, give_up)
+            self._cutting = Cutting(layout, plan["slices"])
+            self._place(ledger, plan)
+            if creator:
+                self._create(initial, give_up)
+                return True
+            while not self._is_created(give_up):
+                if time.monotonic() > give_up:
+                    raise PeerError(f"the slices were not created within {timeout_s:g} s by {plan['creator']}")
+                if time.time() - plan["began"] > CREATING_S:
+                    self._create(initial, give_up)
+                    return True
+                time.sleep(LOOK_S)
+            return False
+        finally:
+            ledger.close()
+
+    def _agree(self, ledger: Ledger, layout: Layout, give_up: float) -> tuple[dict[str, Any], bool]:
+        """How the parameters are cut: what the ledger has, or what this worker has put there."""
+        mark = fingerprint(layout)
+        while True:
+            try:
+                entry = ledger.get(KEY_SLICES)
+                if entry is not None:
+                    plan = decode_json(entry.value)
+                    if plan.get("fingerprint") != mark:
+                        raise ConfigError(
+                            "the run has other parameters or optimizers than this worker",
+                            hint="every worker of a run must build the same model and the same optimizers",
+                        )
+                    return plan, False
+                present = len(ledger.read(KEY_SERVERS).entries)
+                if present >= max(self._settings.servers, self._settings.replicas):
+                    slices = self._settings.slices or slices_of(layout, self._settings.servers)
+                    plan = {
+                        "slices": slices,
+                        "fingerprint": mark,
+                        "creator": f"{self._worker}.{self._incarnation}",
+                        "began": time.time(),
+                    }
+                    if ledger.compare_and_set(KEY_SLICES, encode_json(plan), expected=0) is not None:
+                        return plan, True
+                    continue
+            except LedgerError:
+                present = -1
+            if time.monotonic() > give_up:
+                seen = "the ledger does not answer" if present < 0 else f"{present} servers are registered"
+                raise PeerError(f"{seen}, and {self._settings.servers} are needed to begin")
+            time.sleep(LOOK_S)
+
+    def _place(self, ledger: Ledger, plan: Mapping[str, Any]) -> None:
+        """Where no one has placed a slice yet, place it."""
+        placed = {entry.key for entry in ledger.read(KEY_SLICE).entries}
+        missing = [one for one in self.cutting.slices if KEY_SLICE + name_of(one) not in placed]
+        if not missing:
+            return
+        servers = [entry.key[len(KEY_SERVERS) :] for entry in ledger.read(KEY_SERVERS).entries]
+        placement = first_placement(servers, len(self.cutting.slices), self._settings.replicas)
+        for one in missing:
+            value = encode_json(encode_configuration(placement[one.number]))
+            ledger.compare_and_set(KEY_SLICE + name_of(one), value, expected=0)
+
+    def _create(self, initial: Initial, give_up: float) -> None:
+        self._sequence += 1
+        for one in self.cutting.slices:  # one after the other: no more than a slice is copied at a time
+            ticket = RemoteTicket(1)
+            self._asking.submit([self._push_ask(one, self.cutting.initial(one, initial), ticket, place=0)])
+            ticket.wait(max(0.1, give_up - time.monotonic()))
+
+    def _is_created(self, give_up: float) -> bool:
+        return all(head["created"] for head in self._query({"kind": "clocks"}, give_up))
+
+    def join(self, clock: int | None = None) -> int:
+        if clock is None:
+            clock = min(self.clocks().values(), default=0)
+        self._sequence += 1
+        ticket = RemoteTicket(len(self.cutting.slices))
+        head = Answer(join_head(clock))
+        self._asking.submit([self._push_ask(one, head, ticket) for one in self.cutting.slices])
+        ticket.wait(self._settings.patience_s)
+        return clock
+
+    # ---- updates
+
+    def push(
+        self,
+        gradients: Sequence[torch.Tensor | None],
+        settings: Sequence[Settings],
+        *,
+        clock: int,
+        copy: bool = True,
+    ) -> RemoteTicket:
+        if not self._under_way.acquire(timeout=self._settings.patience_s):
+            raise PeerError("no server has taken the updates before this one")
+        self._sequence += 1
+        flat = [None if one is None else one.detach().reshape(-1) for one in gradients]
+        stage: list[torch.Tensor | None] | None = None
+        if copy:
+            stage = self._stages.pop() if self._stages else [None] * len(flat)
+            flat = [_copied(stage, number, one) for number, one in enumerate(flat)]
+
+        def finish() -> None:
+            if stage is not None:
+                self._stages.append(stage)
+            self._under_way.release()
+
+        ticket = RemoteTicket(len(self.cutting.slices), finish)
+        self._asking.submit(
+            [
+                self._push_ask(one, self.cutting.update(one, flat, settings, clock), ticket)
+                for one in self.cutting.slices
+            ]
+        )
+        return ticket
+
+    def _push_ask(self, one: Slice, payload: Answer, ticket: RemoteTicket, place: int | None = None) -> Ask:
+        number = one.number if place is None else place
+        author = {"worker": self._worker, "incarnation": self._incarnation, "sequence": self._sequence}
+
+        def failed(error: Exception) -> None:
+            if not isinstance(error, DivergedError):
+                ticket.answered(number, 0, error)
+                return
+            # Its place in the order stays empty: say so, or what comes behind it is taken for what is too early.
+            named = DivergedError(self._named(error.message))
+            nothing = Ask(
+                name_of(one),
+                {"op": "push", "payload": SKIP, **author},
+                (),
+                lambda ask, head: ticket.answered(number, 0, named),
+                lambda other: ticket.answered(number, 0, named),
+            )
+            self._asking.submit([nothing])
+
+        return Ask(
+            name_of(one),
+            {"op": "push", "payload": payload.head, **author},
+            payload.views,
+            lambda ask, head: ticket.answered(number, int(head["version"])),
+            failed,
+        )
+
+    def _named(self, message: str) -> str:
+        """The parameter by its name, where the server has only its number."""
+        before, found, rest = message.partition("of parameter ")
+        number, _, after = rest.partition(" ")
+        if not found or not number.isdecimal() or int(number) >= len(self.cutting.layout.names):
+            return message
+        return f"{before}{found}{self.cutting.layout.names[int(number)]} {after}"
+
+    # ---- reads
+
+    def pull(
+        self,
+        into: Sequence[torch.Tensor],
+        *,
+        at_least: Versions | None = None,
+        clock_floor: int | None = None,
+    ) -> RemoteTicket:
+        flat = [one.detach().view(-1) for one in into]
+
+        def ask(one: Slice, ticket: RemoteTicket) -> Ask:
+            query = {"kind": "pull", "clock_floor": max(0, clock_floor or 0)}
+            if at_least is not None:
+                query["at_least"] = at_least[one.number]
+            head = {"op": "read", "fresh": at_least is None, "query": query, "wait_s": READ_WAIT_S}
+            return Ask(
+                name_of(one),
+                head,
+                (),
+                lambda ask, head: ticket.answered(one.number, int(head["answer"]["version"])),
+                lambda error: ticket.answered(one.number, 0, error),
+                into=self.cutting.destinations(one, flat),
+                anywhere=at_least is not None,
+            )
+
+        return self._ask_all(ask)
+
+    def _ask_all(self, ask: Callable[[Slice, RemoteTicket], Ask]) -> RemoteTicket:
+        ticket = RemoteTicket(len(self.cutting.slices))
+        self._asking.submit([ask(one, ticket) for one in self.cutting.slices])
+        return ticket
+
+    def clocks(self) -> Mapping[str, int]:
+        return dict(self._query({"kind": "clocks"}, time.monotonic() + self._settings.patience_s)[0]["clocks"])
+
+    def _query(self, query: Head, give_up: float) -> list[Head]:
+        """Of all slices what they answer, without a body."""
+        heads: list[Head] = [{} for _ in self.cutting.slices]
+
+        def ask(one: Slice, ticket: RemoteTicket) -> Ask:
+            def done(ask: Ask, head: Head) -> None:
+                heads[one.number] = head["answer"]
+                ticket.answered(one.number, 0)
+
+            head = {"op": "read", "fresh": True, "query": query, "wait_s": READ_WAIT_S}
+            return Ask(name_of(one), head, (), done, lambda error: ticket.answered(one.number, 0, error))
+
+        self._ask_all(ask).wait(max(0.1, give_up - time.monotonic()))
+        return heads
+
+    def retire(self, worker: str, incarnation: int) -> None:
+        def ask(one: Slice, ticket: RemoteTicket) -> Ask:
+            return Ask(
+                name_of(one),
+                {"op": "retire", "worker": worker, "incarnation": incarnation},
+                (),
+                lambda ask, head: ticket.answered(one.number, 0),
+                lambda error: ticket.answered(one.number, 0, error),
+            )
+
+        self._ask_all(ask).wait(self._settings.patience_s)
+
+
+def name_of(one: Slice) -> str:
+    return f"parameters/{one.number}"
+
+
+def _copied(stage: list[torch.Tensor | None], number: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    if gradient is None:
+        return None
+    kept = stage[number]
+    if kept is None:
+        kept = stage[number] = torch.empty_like(gradient)
+    kept.copy_(gradient)
+    return kept

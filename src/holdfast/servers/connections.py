@@ -1,0 +1,146 @@
+"""Connections that others have made to a server, and what they may ask for.
+
+    op         from       what it is
+    log        a server   a message of the log's machine, with the payloads of its entries
+    push       a worker   an update; answered when it is committed
+    read       a worker   a query of the state, which may wait for up to `wait_s`
+    retire     a worker   another worker is gone; answered when that is in the log
+    snapshot   a server   the state as it is now
+
+Every request but `log` has an `id`, which comes back with the answer. Nothing that comes in is trusted: fields are
+checked one by one, and what nobody would send ends the connection.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.errors import ProtocolError
+from holdfast.net.greeting import Hello
+from holdfast.servers.buffers import Buffer
+from holdfast.servers.frames import FrameStream, Head, Later
+from holdfast.servers.links import LOG
+from holdfast.servers.replica import Kept, Replica
+from holdfast.servers.replicated import Author
+
+if TYPE_CHECKING:
+    from holdfast.servers.server import SliceServer
+
+WAIT_S_MAX = 30.0
+NUMBER_MAX = 1 << 62
+NAME_CHARACTERS_MAX = 200
+
+
+class Inbound:
+    """One connection. What is said on it goes to `requests`."""
+
+    def __init__(self, number: int, sock: socket.socket, hello: Hello, requests: Requests) -> None:
+        self.number = number
+        self.sender = hello.sender
+        self.is_server_log = hello.purpose == LOG
+        self._requests = requests
+        self._buffer: Buffer | None = None  # of the body that is being read
+        self.stream = FrameStream(sock, self._place)
+
+    def _place(self, head: Head, nbytes: int) -> Sequence[memoryview] | None:
+        self._buffer = self._requests.room_for(self, head, nbytes)
+        return None if self._buffer is None else [self._buffer.view]
+
+    def take(self, head: Head, nbytes: int) -> None:
+        buffer, self._buffer = self._buffer, None
+        self._requests.take(self, head, buffer, nbytes)
+
+    def close(self) -> None:
+        self.stream.close()
+        if self._buffer is not None:
+            self._buffer.release()
+            self._buffer = None
+
+
+class Requests:
+    def __init__(self, server: SliceServer) -> None:
+        self._server = server
+
+    def room_for(self, inbound: Inbound, head: Head, nbytes: int) -> Buffer | None:
+        """Memory for a body; None: it is not wanted. Raises Later while the log is full."""
+        server = self._server
+        if inbound.is_server_log:
+            return server.pool.get(nbytes)  # the primary sends no more than a replica may have under way
+        if head.get("op") != "push":
+            raise ProtocolError("a body where none belongs")
+        replica = server.replicas.get(str(head.get("slice")))
+        if replica is None or not replica.leads:
+            return None
+        if not server.has_room:
+            raise Later
+        return server.pool.get(nbytes)
+
+    def take(self, inbound: Inbound, head: Head, buffer: Buffer | None, nbytes: int) -> None:
+        # Now, and not when the turn began: this process may have stood still until a moment ago, and what has come
+        # since then must not be answered under a lease that was held before.
+        self._server.now = time.monotonic()
+        operation = head.get("op")
+        replica = self._server.replica_for(name_in(head, "slice"))
+        if inbound.is_server_log:
+            if operation != "log" or replica is None:
+                raise ProtocolError("a message that no server would send")
+            replica.heard(inbound.sender, head.get("message"), buffer, self._server.now)
+            return
+        client = f"{inbound.number}:{whole_in(head, 'id')}"
+        if replica is None:
+            self._server.answer(client, {"refused": "there is no such slice here", "kind": "later", "primary": ""})
+        elif operation == "push":
+            self._push(client, replica, head, buffer, nbytes)
+        elif operation == "read":
+            wait_s = head.get("wait_s", 0.0)
+            if type(wait_s) not in (int, float) or not 0 <= wait_s <= WAIT_S_MAX:
+                raise ProtocolError("a read that waits for ever")
+            now, query = self._server.now, fields_in(head, "query")
+            replica.read(client, fresh=head.get("fresh") is not False, query=query, deadline=now + wait_s, now=now)
+        elif operation == "retire":
+            worker, incarnation = name_in(head, "worker"), whole_in(head, "incarnation")
+            replica.goodbye(client, worker, incarnation, self._server.now)
+        elif operation == "snapshot":
+            replica.snapshot_asked(client)
+        else:
+            raise ProtocolError(f"a request for {str(operation)[:20]!r}")
+
+    def _push(self, client: str, replica: Replica, head: Head, buffer: Buffer | None, nbytes: int) -> None:
+        if nbytes and buffer is None:  # it was thrown away
+            primary = replica.machine.configuration.primary if replica.machine.configuration is not None else ""
+            self._server.answer(client, {"refused": "not the primary", "kind": "later", "primary": primary})
+            return
+        try:
+            payload = fields_in(head, "payload")
+            author = Author(name_in(head, "worker"), whole_in(head, "incarnation"), whole_in(head, "sequence"))
+            if author.sequence < 1:
+                raise ProtocolError("a sequence before the first")
+        except ProtocolError:
+            if buffer is not None:
+                buffer.release()
+            raise
+        replica.push(client, author, Kept(payload, buffer), self._server.now)
+
+
+def name_in(fields: Head, name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= NAME_CHARACTERS_MAX:
+        raise ProtocolError(f"a request with the {name} {str(value)[:20]!r}")
+    return value
+
+
+def whole_in(fields: Head, name: str) -> int:
+    value = fields.get(name)
+    if type(value) is not int or not 0 <= value <= NUMBER_MAX:
+        raise ProtocolError(f"a request with the {name} {str(value)[:20]!r}")
+    return value
+
+
+def fields_in(fields: Head, name: str) -> dict[str, Any]:
+    value = fields.get(name)
+    if not isinstance(value, dict):
+        raise ProtocolError(f"a request with the {name} {str(value)[:20]!r}")
+    return value

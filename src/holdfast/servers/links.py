@@ -1,0 +1,94 @@
+"""A server's connections to the other servers: one to each, dialled when there is something to say.
+
+What cannot be sent is dropped, as a network would: the log's machine sends it again. A queue that is too long is
+dropped with its connection. Owned by the server's thread; dialling has a thread of its own, which ends with it.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.core.errors import PeerError
+from holdfast.core.words import Registration
+from holdfast.net.dialling import dial_service
+from holdfast.net.greeting import NO_NUMBER, Hello
+from holdfast.servers.frames import FrameStream, Outgoing
+from holdfast.trust.keys import Keys
+
+LOG = "server-log"  # the purpose of connections between servers
+DIAL_AGAIN_S = 0.2
+EARLY_FRAMES_MAX = 64  # that wait for the connection
+
+
+@dataclass(frozen=True)
+class Dialled:
+    """What came of dialling a server; None: nothing."""
+
+    server: str
+    sock: socket.socket | None
+
+
+class Link:
+    def __init__(self, server: str, dial: Callable[[], socket.socket], post: Callable[[Dialled], None]) -> None:
+        self.server = server
+        self._dial = dial
+        self._post = post
+        self.stream: FrameStream | None = None
+        self._dialling = False
+        self._again_at = 0.0
+        self._early: list[Outgoing] = []
+
+    def send(self, frame: Outgoing, now: float, queue_bytes_max: int) -> bool:
+        """Queue it, or drop it. True: there is a connection that has something to send."""
+        if self.stream is None:
+            self._knock(now)
+            if self._dialling and len(self._early) < EARLY_FRAMES_MAX:
+                self._early.append(frame)
+            else:
+                frame.sent()
+            return False
+        if self.stream.queued_bytes > queue_bytes_max:
+            frame.sent()  # dropped: it is not read over there
+            return True
+        self.stream.send(frame)
+        return True
+
+    def _knock(self, now: float) -> None:
+        if self._dialling or now < self._again_at:
+            return
+        self._dialling, self._again_at = True, now + DIAL_AGAIN_S
+
+        def run() -> None:
+            try:
+                sock: socket.socket | None = self._dial()
+            except (PeerError, OSError, ValueError):
+                sock = None
+            self._post(Dialled(self.server, sock))
+
+        threading.Thread(target=run, name=f"holdfast-dial-{self.server}", daemon=True).start()
+
+    def dialled(self, sock: socket.socket | None) -> None:
+        self._dialling = False
+        early, self._early = self._early, []
+        if sock is None:
+            for frame in early:
+                frame.sent()
+            return
+        self.stream = FrameStream(sock, lambda head, nbytes: None)
+        for frame in early:
+            self.stream.send(frame)
+
+    def close(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+        for frame in self._early:
+            frame.sent()
+        self._early.clear()
+
+
+def dialler(registration: Registration, host: str, keys: Keys, me: str, purpose: str) -> Callable[[], socket.socket]:
+    return lambda: dial_service(registration, host, keys, Hello(purpose, NO_NUMBER, me))

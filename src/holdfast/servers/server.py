@@ -1,0 +1,358 @@
+"""A parameter server: the replicas of its slices, and one thread that owns them and all their connections.
+
+The thread turns around a selector. It takes what workers and other servers have sent, gives it to the replica that it
+is for, and sends what comes of it. It waits for nothing else: the ledger, dialling and fetching a snapshot have threads
+of their own, which put what they find into its mailbox.
+
+Bounds: a worker's update is read only when there is room for it among the payloads that are held, so that workers wait
+in their sockets while the log is full. Updates that no majority has yet count too.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core.errors import PeerError, ProtocolError
+from holdfast.core.words import Registration
+from holdfast.ledger.port import Ledger
+from holdfast.log import messages as m
+from holdfast.log.configuration import Configuration
+from holdfast.log.rules import Rules
+from holdfast.net.acceptor import AcceptLimits, Acceptor
+from holdfast.net.greeting import Greeting
+from holdfast.net.mailbox import Mailbox
+from holdfast.net.sockets import prepare
+from holdfast.servers.buffers import BufferPool
+from holdfast.servers.connections import Inbound, Requests
+from holdfast.servers.fetching import Fetched, FetchFailed, fetch_snapshot
+from holdfast.servers.frames import FrameStream, Outgoing, encode_frame
+from holdfast.servers.ledger_line import LedgerLine, LedgerValue, LedgerWhole
+from holdfast.servers.links import LOG, Dialled, Link, dialler
+from holdfast.servers.replica import Kept, Replica
+from holdfast.servers.replicated import Answer, Payload, ReplicatedState
+from holdfast.servers.run_facts import RunFacts
+from holdfast.trust.keys import Keys
+
+SLICES = "slices"  # the purpose of connections of workers
+REPLICAS_MAX = 4096
+LINK_BYTES_MAX = 1 << 31  # queued to one server; the log's own bound is much lower
+
+Kinds = Mapping[str, Callable[[], ReplicatedState]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """`log_bytes_max`: of payloads that are held, in the log and on their way into it."""
+
+    log_bytes_max: int = 1 << 30
+    lease_s: float = 3.0  # of the registration in the ledger
+    rules: Rules = field(
+        default_factory=lambda: Rules(
+            snapshot_every=64,
+            kept_behind=32,
+            snapshot_bytes=128 << 20,
+            kept_behind_bytes=64 << 20,
+            under_way_bytes_max=64 << 20,
+        )
+    )
+
+
+class SliceServer:
+    """`kinds`: how a state of each kind of slice begins. `on_turn` is called at every turn: it is not stuck."""
+
+    def __init__(
+        self,
+        registration: Registration,
+        sockets: Sequence[socket.socket],
+        keys: Keys,
+        open_ledger: Callable[[], Ledger],
+        kinds: Kinds,
+        settings: ServerSettings | None = None,
+        *,
+        on_turn: Callable[[], None] = lambda: None,
+        tell: Callable[[str, str, str], None] = lambda name, decision, reason: None,
+    ) -> None:
+        self.me = registration.id
+        self._host = registration.host
+        self._keys = keys
+        self._kinds = kinds
+        self._settings = settings or ServerSettings()
+        self._on_turn = on_turn
+        self.tell = tell
+        self.pool = BufferPool()
+        self.replicas: dict[str, Replica] = {}
+        self.facts = RunFacts()
+        self._requests = Requests(self)
+        self._links: dict[str, Link] = {}
+        self._retired: set[str] = set()
+        self._inbound: dict[int, Inbound] = {}
+        self._inbound_count = 0
+        self._mailbox = Mailbox()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._mailbox.fd, selectors.EVENT_READ, self._mailbox)
+        self._acceptor = Acceptor(
+            self._selector,
+            sockets,
+            greet=lambda sock, deadline: Greeting(sock, keys, deadline, purposes=(LOG, SLICES)),
+            welcome=self._welcome,
+            limits=AcceptLimits(connections_max=1024),
+            owned=lambda: len(self._inbound),
+        )
+        self._ledger = LedgerLine(open_ledger, registration, self._mailbox.put, lease_s=self._settings.lease_s)
+        self._tick_s = self._settings.rules.beat_s / 2
+        self._next_tick = 0.0
+        self._stopping = False
+        self.now = time.monotonic()
+
+    # ---- its life
+
+    def run(self) -> None:
+        """Until `stop`, which may be called from any thread or signal handler."""
+        self._ledger.start()
+        while not self._stopping:
+            self._turn()
+        self._ledger.close()
+        for inbound in list(self._inbound.values()):
+            self._hang_up(inbound)
+        for link in self._links.values():
+            link.close()
+        self._acceptor.close()
+        self._selector.close()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._mailbox.wake()
+
+    def start_thread(self) -> threading.Thread:
+        thread = threading.Thread(target=self.run, name=f"holdfast-server-{self.me}", daemon=True)
+        thread.start()
+        return thread
+
+    def _turn(self) -> None:
+        unseen = [one for one in self._inbound.values() if one.stream.has_more]
+        patience_s = 0.0 if unseen else max(0.0, self._next_tick - time.monotonic())
+        for key, mask in self._selector.select(patience_s):
+            self.now = time.monotonic()
+            if key.data is self._mailbox:
+                for news in self._mailbox.take_all():
+                    self._hear(news)
+            elif isinstance(key.data, Inbound):
+                self._attend(key.data, mask)
+            elif isinstance(key.data, Link):
+                self._flush_link(key.data)
+            else:
+                self._acceptor.handle(key)
+        self.now = time.monotonic()
+        for inbound in unseen:
+            self._attend(inbound, selectors.EVENT_READ)
+        if self.now >= self._next_tick:
+            self._tick()
+        for replica in list(self.replicas.values()):
+            replica.after_changes(self.now)
+        if self._retired:
+            self._drop_retired()
+        self._acceptor.tend()
+        self._on_turn()
+
+    def _tick(self) -> None:
+        self._next_tick = self.now + self._tick_s
+        alive = sorted(self.facts.servers)
+        for replica in list(self.replicas.values()):
+            for worker, incarnation in self.facts.gone:
+                if replica.is_established and replica.machine.copy.table.knows(worker, incarnation):
+                    replica.happens(m.WorkerGone(worker, incarnation), self.now)
+            replica.tick(self.now, alive)
+        for inbound in list(self._inbound.values()):
+            if inbound.stream.waits_for_room:
+                self._attend(inbound, selectors.EVENT_READ)
+
+    def _drop_retired(self) -> None:
+        """At once, before anything could be confirmed to whoever adds this server to the slice again."""
+        for name in self._retired:
+            if not self.replicas[name].machine.hears_primary:
+                self.replicas.pop(name).close()
+        self._retired.clear()
+
+    # ---- connections
+
+    def _welcome(self, greeting: Greeting) -> None:
+        if greeting.memory is not None:
+            greeting.memory.close()
+        prepare(greeting.sock)
+        self._inbound_count += 1
+        inbound = Inbound(self._inbound_count, greeting.sock, greeting.hello, self._requests)
+        self._inbound[inbound.number] = inbound
+        self._selector.register(inbound.stream.sock, inbound.stream.events, inbound)
+
+    def _attend(self, inbound: Inbound, mask: int) -> None:
+        if inbound.number not in self._inbound:
+            return
+        try:
+            if mask & selectors.EVENT_WRITE:
+                inbound.stream.flush()
+            if mask & selectors.EVENT_READ:
+                inbound.stream.receive(inbound.take)
+        except (PeerError, OSError, ValueError):
+            self._hang_up(inbound)
+            return
+        self._rewatch(inbound.stream, inbound)
+
+    def _rewatch(self, stream: FrameStream, owner: object) -> None:
+        sock = stream.sock
+        if sock.fileno() < 0:
+            return
+        known = self._selector.get_map().get(sock)
+        if not stream.events:
+            if known is not None:
+                self._selector.unregister(sock)
+        elif known is None:
+            self._selector.register(sock, stream.events, owner)
+        elif known.events != stream.events:
+            self._selector.modify(sock, stream.events, owner)
+
+    def _hang_up(self, inbound: Inbound) -> None:
+        if self._inbound.pop(inbound.number, None) is not None:
+            self._unwatch(inbound.stream.sock)
+            inbound.close()
+
+    def _unwatch(self, sock: socket.socket) -> None:
+        if sock.fileno() >= 0 and sock in self._selector.get_map():
+            self._selector.unregister(sock)
+
+    def _flush_link(self, link: Link) -> None:
+        if link.stream is None:
+            return
+        try:
+            link.stream.receive(lambda head, nbytes: None)  # nothing comes but the end
+            link.stream.flush()
+        except (PeerError, OSError, ValueError):
+            self._unwatch(link.stream.sock)
+            link.close()
+            return
+        self._rewatch(link.stream, link)
+
+    # ---- what comes in
+
+    def _hear(self, news: object) -> None:
+        if isinstance(news, LedgerWhole):
+            for value in (*self.facts.missing_from(news.values), *news.values):
+                self._learn(value)
+        elif isinstance(news, LedgerValue):
+            self._learn(news)
+        elif isinstance(news, Dialled):
+            link = self._links.get(news.server)
+            if link is not None:
+                link.dialled(news.sock)
+                self._flush_link(link)
+            elif news.sock is not None:
+                news.sock.close()
+        elif isinstance(news, Fetched):
+            self._fetched(news)
+        elif isinstance(news, FetchFailed) and news.name in self.replicas:
+            self.replicas[news.name].happens(m.SnapshotFailed(news.asked, news.reason), self.now)
+
+    def _learn(self, value: LedgerValue) -> None:
+        try:
+            event = self.facts.learn(value)
+        except ProtocolError as error:
+            self.tell(value.key, "cannot read the ledger's entry", error.message)
+            return
+        for name, configuration, revision in event.configured:
+            if self.me in configuration.replicas or name in self.replicas:
+                self._replica(name).happens(m.LedgerSaw(configuration, revision), self.now)
+        for name, replica in list(self.replicas.items()):
+            for server, start in event.exited:
+                replica.happens(m.Exited(server, start), self.now)
+            replica.target = self.facts.targets.get(name)
+
+    def replica_for(self, name: str) -> Replica | None:
+        """Made when it is first spoken to: a primary adds replicas that are not in the configuration yet."""
+        if name in self.replicas:
+            return self.replicas[name]
+        if name.partition("/")[0] not in self._kinds or len(self.replicas) >= REPLICAS_MAX:
+            return None
+        replica = self._replica(name)
+        if name in self.facts.configurations:
+            replica.happens(m.LedgerSaw(*self.facts.configurations[name]), self.now)
+        return replica
+
+    def _replica(self, name: str) -> Replica:
+        if name not in self.replicas:
+            state = self._kinds[name.partition("/")[0]]()
+            replica = Replica(name, self.me, state, self, self._settings.rules, now=self.now)
+            replica.target = self.facts.targets.get(name)
+            self.replicas[name] = replica
+        return self.replicas[name]
+
+    @property
+    def has_room(self) -> bool:
+        return self.pool.used_bytes < self._settings.log_bytes_max
+
+    # ---- what replicas need (Surroundings)
+
+    def send(self, peer: str, head: dict[str, Any], payloads: Sequence[Kept]) -> None:
+        link = self._links.get(peer)
+        if link is None:
+            registration = self.facts.servers.get(peer)
+            if registration is None:
+                return  # it is not there, or not yet
+            dial = dialler(registration, self._host, self._keys, self.me, LOG)
+            link = self._links[peer] = Link(peer, dial, self._mailbox.put)
+        for kept in payloads:
+            kept.hold()
+
+        def sent() -> None:
+            for kept in payloads:
+                kept.release()
+
+        frame = Outgoing(encode_frame(head, [kept.payload.body for kept in payloads]), sent)
+        if link.send(frame, self.now, LINK_BYTES_MAX):
+            self._flush_link(link)
+
+    def answer(self, client: str, head: dict[str, Any], answer: Answer | None = None) -> Outgoing | None:
+        number, _, request = client.partition(":")
+        inbound = self._inbound.get(int(number))
+        if inbound is None:
+            return None
+        frame = Outgoing(encode_frame({**head, "id": int(request)}, answer.views if answer is not None else ()))
+        inbound.stream.send(frame)
+        try:
+            inbound.stream.flush()
+        except (PeerError, OSError, ValueError):
+            self._hang_up(inbound)
+            return None
+        self._rewatch(inbound.stream, inbound)
+        return frame
+
+    def propose(self, name: str, configuration: Configuration, expected_revision: int) -> None:
+        self._ledger.propose(name, configuration, expected_revision)
+
+    def fetch(self, name: str, peer: str, snapshot: m.Snapshot) -> None:
+        registration = self.facts.servers.get(peer)
+        if registration is None:
+            self._mailbox.put(FetchFailed(name, snapshot, f"{peer} is not registered"))
+            return
+        dial = dialler(registration, self._host, self._keys, self.me, SLICES)
+        fetch_snapshot(name, snapshot, dial, self._mailbox.put)
+
+    def _fetched(self, news: Fetched) -> None:
+        if news.name in self.replicas:
+            self.replicas[news.name].fetched(news.snapshot, news.asked, news.payload, self.now)
+
+    def store(self, name: str, effect: m.Store, payload_of: Callable[[m.Update], Payload]) -> bool:
+        return True
+
+    def hold_snapshot(self, name: str, snapshot: m.Snapshot, capture: Callable[[], Answer]) -> bool:
+        return True
+
+    def drop_prefix(self, name: str, through: int) -> None:
+        pass
+
+    def retired(self, name: str, reason: str) -> None:
+        self._retired.add(name)

@@ -1,0 +1,165 @@
+"""A run's ledger and its servers, each a process of its own, which can be killed, stopped and started again."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from holdfast.core.errors import LedgerError
+from holdfast.core.words import KEY_DEAD_SERVERS, KEY_SERVERS, KEY_SLICE, KEY_TARGETS, decode_json, encode_json
+from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer
+from holdfast.log.configuration import Configuration
+from holdfast.servers.client import ClientSettings, RemoteServers
+from holdfast.servers.log_codec import decode_configuration
+from holdfast.servers.placing import Target
+from holdfast.trust.keys import Keys
+
+UP_S = 60.0
+
+
+class Nursery:
+    """The process that servers are forked from. Torch takes seconds to load; so one is used for all fleets."""
+
+    _shared: Nursery | None = None
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.harness.servers.process"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+        )
+        atexit.register(self.close)
+
+    @classmethod
+    def shared(cls) -> Nursery:
+        if cls._shared is None:
+            cls._shared = cls()
+        return cls._shared
+
+    def fork(self, words: dict[str, Any]) -> int:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps(words), file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+class Fleet:
+    """`over_tcp`: workers do not use the servers' unix sockets."""
+
+    def __init__(self, servers: int, *, replicas: int = 1, over_tcp: bool = False, **settings: Any) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="hf"))
+        self.secret = os.urandom(32)
+        self.keys = Keys.from_secret(self.secret)
+        self._replicas = replicas
+        self._over_tcp = over_tcp
+        self._settings = settings
+        self._ledger_server = EmbeddedServer(self.directory / "ledger", self.directory / "l.sock", self.secret)
+        self._ledger_server.start()
+        self.ledger = self.open_ledger()
+        self._incarnations = [0] * servers
+        self.processes: dict[str, int] = {}  # the id of each server's process
+        for slot in range(servers):
+            self.start(slot)
+        self.wait_for(lambda: len(self.registered()) >= servers, "all servers are registered")
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            for path in sorted(self.directory.glob("*.log")):
+                print(f"---- {path.name}\n{path.read_text()[-3000:]}", file=sys.stderr)
+        self.close()
+
+    def close(self) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+        self.ledger.close()
+        self._ledger_server.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def open_ledger(self) -> EmbeddedLedger:
+        return EmbeddedLedger(self.directory / "l.sock", self.secret)
+
+    # ---- servers
+
+    def start(self, slot: int) -> str:
+        """A server with no memory of another one; its name."""
+        self._incarnations[slot] += 1
+        name = f"s{slot}.{self._incarnations[slot]}"
+        words = {
+            "id": name,
+            "host": "h",
+            "secret": self.secret.hex(),
+            "ledger": str(self.directory / "l.sock"),
+            "socket": str(self.directory / f"{name}.sock"),
+            "log": str(self.directory / f"{name}.log"),
+            "settings": self._settings,
+        }
+        self.processes[name] = Nursery.shared().fork(words)
+        return name
+
+    def kill(self, name: str, *, announce: bool = False) -> None:
+        """kill -9. With `announce` the ledger is told, as an agent does that sees its child end."""
+        process = self.processes.pop(name)
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        if announce:
+            self.ledger.put(KEY_DEAD_SERVERS + name, encode_json({"start": 1}))
+
+    def replace(self, name: str) -> str:
+        """Start another server in the dead one's slot, and have it take the dead one's place in every slice."""
+        new = self.start(int(name[1:].partition(".")[0]))
+        self.wait_for(lambda: new in self.registered(), f"{new} is registered")
+        for slice_name, configuration in self.configurations().items():
+            if name in configuration.replicas:
+                replicas = tuple(new if one == name else one for one in configuration.replicas)
+                self.ledger.put(KEY_TARGETS + slice_name, Target(replicas).encode())
+        return new
+
+    # ---- what the ledger says
+
+    def registered(self) -> list[str]:
+        with suppress(LedgerError):
+            return [entry.key[len(KEY_SERVERS) :] for entry in self.ledger.read(KEY_SERVERS).entries]
+        return []
+
+    def configurations(self) -> dict[str, Configuration]:
+        return {
+            entry.key[len(KEY_SLICE) :]: decode_configuration(decode_json(entry.value))
+            for entry in self.ledger.read(KEY_SLICE).entries
+        }
+
+    def wait_for(self, condition: Callable[[], bool], what: str, timeout_s: float = UP_S) -> None:
+        give_up = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < give_up, f"after {timeout_s} s it is not so that {what}"
+            time.sleep(0.02)
+
+    # ---- workers
+
+    def client(self, worker: str, *, slices: int | None = None, updates_max: int = 2) -> RemoteServers:
+        settings = ClientSettings(
+            servers=len(self._incarnations), replicas=self._replicas, slices=slices, updates_max=updates_max
+        )
+        host = "elsewhere" if self._over_tcp else "h"
+        return RemoteServers(worker, 1, host, self.keys, self.open_ledger, settings)
