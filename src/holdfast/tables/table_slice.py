@@ -43,8 +43,8 @@ def create_head(settings: TableSettings) -> Head:
 
 def update_of(ids: Ids, gradients: Values, times: Counts | None, *, lr: float, time: int) -> Answer:
     head = {"kind": "update", "count": len(ids), "lr": lr, "time": time, "times": times is not None}
-    arrays: list[npt.NDArray[Any]] = [ids, gradients] + ([] if times is None else [times])
-    return Answer(head, _views(arrays))
+    arrays: list[npt.NDArray[Any]] = [ids, gradients]
+    return Answer(head, _views(arrays if times is None else [*arrays, times]))
 
 
 def look_up_query(ids: Ids) -> Head:

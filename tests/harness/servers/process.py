@@ -17,6 +17,7 @@ from holdfast.ledger.embedded import EmbeddedLedger
 from holdfast.placement import late_dynamo
 from holdfast.servers.server import ServerSettings
 from holdfast.servers.serving import ServerPlace, serve, warm_up
+from holdfast.tables.serving import KINDS
 from holdfast.trust.keys import Keys
 
 
@@ -29,6 +30,7 @@ def run_server(words: dict[str, Any]) -> None:
         Keys.from_secret(secret),
         lambda: EmbeddedLedger(Path(words["ledger"]), secret),
         ServerSettings(**words["settings"]),
+        kinds=KINDS,
         tell=lambda name, decision, reason: print(name, decision, "because", reason, file=log),
     )
 
