@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from holdfast.engine.api.joining import join
     from holdfast.engine.api.run import Run
     from holdfast.engine.api.step import Step
+    from holdfast.modes.asynchronous import Async
     from holdfast.modes.elastic import Elastic
     from holdfast.modes.exact import Exact
     from holdfast.tables.module import EmbeddingTable
 
 __version__ = "0.1.0"
 __all__ = [
+    "Async",
     "Checkpoints",
     "ConfigError",
     "Elastic",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Async": "holdfast.modes.asynchronous",
     "Checkpoints": "holdfast.checkpoint.settings",
     "ConfigError": "holdfast.core.errors",
     "Elastic": "holdfast.modes.elastic",

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from holdfast.agent.workers.processes import fence
+from holdfast.agent.workers.processes import fence_worker
 from holdfast.core.errors import WorkerEnded
 from holdfast.core.words import KEY_SIZE, encode_json, host_of
 from holdfast.ledger.embedded import EmbeddedLedger, EmbeddedServer
@@ -175,7 +175,7 @@ def _gather(children: list[_Child], ledger: EmbeddedLedger, deadline_s: float) -
             if not data:
                 del open_pipes[fd]
                 _, child.status = os.waitpid(child.pid, 0)
-                fence(ledger, child.worker)
+                fence_worker(ledger, child.worker)
     return {child.worker: _outcome(child) for child in children}
 
 

@@ -36,6 +36,8 @@ from holdfast.agent.ledger_watch import LedgerWatch, News
 from holdfast.agent.ledgers import AgentLedgers, StartPatience, attempt
 from holdfast.agent.policy import Action, AnnounceStop, AskToLeave, Kill, Policy, RunEnd, Start
 from holdfast.agent.report import AgentReporter
+from holdfast.agent.servers.server_crew import ServerDied
+from holdfast.agent.servers.serving import Serving
 from holdfast.agent.settings import RunSettings
 from holdfast.agent.signals import Interrupted, Signals
 from holdfast.agent.workers.crew import Adoption, Crew
@@ -50,7 +52,7 @@ from holdfast.placement.directory import RunDirectory
 LOOK_PERIOD_S = 0.2
 CLOSE_GRACE_S = 5.0
 
-Message = Died | WarmedUp | FoundHung | RingNews | Interrupted | News
+Message = Died | ServerDied | WarmedUp | FoundHung | RingNews | Interrupted | News
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,7 @@ class Parts:
     ledgers: AgentLedgers
     news: LedgerListener
     among: AmongHosts | None  # of a run on several hosts
+    serving: Serving
     patience: StartPatience
     ending: AgentEnding
 
@@ -145,6 +148,8 @@ class Agent:
         match message:
             case Died():
                 self._bury(message, now)
+            case ServerDied():
+                self._parts.serving.died(message, now)
             case WarmedUp():
                 self._policy.held = False
                 if message.trouble:
@@ -157,6 +162,7 @@ class Agent:
             case Interrupted(number):
                 self._interrupt(number, now)
             case _:
+                self._parts.serving.heard(message, now)
                 self._parts.news.heard(message, now)
 
     def _bury(self, died: Died, now: float) -> None:
@@ -186,6 +192,7 @@ class Agent:
         if self._policy.done:
             parts.ending.write_early()
         self._reporter.look(now, workers=len(parts.crew))
+        parts.serving.look(now)
         if parts.among is not None:
             parts.among.look(now)
 

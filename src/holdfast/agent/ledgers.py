@@ -71,8 +71,8 @@ class AgentLedgers:
         if not url:
             self._server = EmbeddedServer(directory.ledger, socket, secret)
             self._server.start()
-        self.main, self.deaths, self.watch, self.presence = (
-            open_ledger(url, directory.name, socket, secret) for _ in range(4)
+        self.main, self.deaths, self.watch, self.presence, self.server_deaths = (
+            open_ledger(url, directory.name, socket, secret) for _ in range(5)
         )
 
     def serve_again(self) -> HoldfastError | None:
@@ -87,7 +87,7 @@ class AgentLedgers:
         return None
 
     def close(self) -> None:
-        for ledger in (self.main, self.deaths, self.watch, self.presence):
+        for ledger in (self.main, self.deaths, self.watch, self.presence, self.server_deaths):
             ledger.close()
         if self._server is not None:
             self._server.stop()

@@ -39,12 +39,27 @@ class RunSettings(WorkerOptions, AgentOptions):
                     "--listen is for the network path, and --path asks for shared memory",
                     hint="leave out one of them; workers of one host need no --listen",
                 )
+        self._validate_servers()
         self._validate_hosts()
         self.checkpoint.validate()
         if self.module:
             check_module(self.script)
         else:
             check_script(self.script)
+
+    def _validate_servers(self) -> None:
+        """What parameter servers need. On several hosts, how many there are in all is not known here."""
+        if not self.workers and not (self.servers and self.ledger):
+            raise ConfigError(
+                "--workers is 0, and this host has nothing else to do",
+                hint="a worker is a process: about as many as the host has cores; a host that only serves parameters "
+                "has --servers and --ledger",
+            )
+        if self.replicas > self.servers and not self.ledger:
+            raise ConfigError(
+                f"--replicas {self.replicas} needs as many servers, and --servers is {self.servers}",
+                hint=f"start more servers, or give --replicas {max(1, self.servers)}",
+            )
 
     def _validate_hosts(self) -> None:
         """What a run on several hosts needs, and what only such a run can have."""
@@ -78,6 +93,9 @@ class RunSettings(WorkerOptions, AgentOptions):
         """With this host's name where it takes part in a run on several, and an absolute path to the keys."""
         host = self.host or (host_name() if self.ledger else "")
         return replace(self, host=host, keys=str(Path(self.keys).expanduser().resolve()) if self.keys else "")
+
+    def server_command(self) -> list[str]:
+        return [sys.executable, "-m", "holdfast.placement.server_process"]
 
     def worker_command(self) -> list[str]:
         target = ["-m", self.script] if self.module else [self.script]

@@ -16,6 +16,7 @@ from holdfast.agent.ledger_news import LedgerListener
 from holdfast.agent.ledgers import AgentLedgers, StartPatience
 from holdfast.agent.policy import STOP_GRACE_S, Policy
 from holdfast.agent.report import AgentReporter
+from holdfast.agent.servers.serving import Serving
 from holdfast.agent.settings import RunSettings, describe
 from holdfast.agent.signals import Signals
 from holdfast.agent.workers.crew import Crew
@@ -86,6 +87,8 @@ def _parts(
         among = AmongHosts(settings, directory, ledgers, patience, keys, listen, heartbeat_watch, inbox.put)
         open_parts.callback(among.close)
     workforce = Workforce(policy, crew, heartbeat_watch, reporter, ledger)
+    serving = Serving.of(settings, directory, socket_dir, ledgers, reporter, inbox.put, listen=listen)
+    open_parts.callback(serving.close)
     return Parts(
         directory=directory,
         inbox=inbox,
@@ -99,6 +102,7 @@ def _parts(
         ledgers=ledgers,
         news=LedgerListener(ledger, host, policy, workforce, heartbeat_watch, reporter, note),
         among=among,
+        serving=serving,
         patience=patience,
         ending=AgentEnding(
             directory, socket_dir, memory_directory(directory.path, secret), ledger, note, reporter, inbox

@@ -14,7 +14,7 @@ from holdfast.agent.policy import Action, Policy
 from holdfast.agent.report import AgentReporter
 from holdfast.agent.workers.crew import Adoption, Crew
 from holdfast.agent.workers.heartbeat_watch import HeartbeatWatch
-from holdfast.agent.workers.processes import WorkerProcess, fence
+from holdfast.agent.workers.processes import WorkerProcess, fence_worker
 from holdfast.agent.workers.standing_still import FoundHung
 from holdfast.core.errors import ProtocolError
 from holdfast.core.words import KEY_WORKERS, Registration, slot_of
@@ -111,7 +111,7 @@ class Workforce:
             self._reporter.tails.settle(worker)
             return
         if worker in self._buried:  # its last message reached the ledger after its death
-            attempt(lambda: fence(self._ledger, worker), self._reporter.refused)
+            attempt(lambda: fence_worker(self._ledger, worker), self._reporter.refused)
             return
         try:
             registration = Registration.decode(value)

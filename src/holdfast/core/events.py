@@ -16,6 +16,10 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "agent_stopped": ("reason", "exit_code"),
     "worker_started": ("worker", "pid"),
     "worker_exited": ("worker", "pid", "exit_code", "signal", "reason", "step"),
+    "server_started": ("server", "pid"),
+    "server_exited": ("server", "pid", "exit_code", "signal", "reason"),
+    "failover": ("slice", "primary", "was", "epoch", "reason"),  # a slice has another primary
+    "slice_moves": ("slice", "servers", "reason"),  # where it should be from now on
     "hung": ("worker", "step", "activity", "seconds", "phi", "reason", "killed", "stacks"),
     # everybody waits for somebody who waits too: who is in the way, and is ended if that is safe; who waits for what
     "standstill": ("worker", "step", "seconds", "waits", "reason", "killed", "stacks"),
@@ -46,6 +50,9 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "spent": ("seconds", "doing", "bytes", "memory_bytes"),
     "waiting": ("step", "reason"),  # it does not get on, and why
     "checkpoint": ("step", "uri", "bytes", "duration_s", "held_s"),  # it has committed one
+    # parameter servers: its updates since the last such event, by how many of others came between
+    "staleness": ("updates",),
+    "captured": ("versions", "left"),  # a state of all slices, for a checkpoint; steps before the next that are not in
     # at step 0, although the run was further: nobody has the state, and there is no checkpoint. `keeps`: it keeps them
     "started_over": ("view", "step", "keeps"),
     "resumed": ("step", "uri", "bytes", "duration_s"),  # from a checkpoint: no worker was left
@@ -59,6 +66,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "script_mistake": ("step", "where", "reason", "hint"),
     # written by the first member: a shard gives other bits each time that it is computed. Training goes on
     "inexact": ("step", "reason", "hint"),
+    # written by parameter servers: what one has decided for a slice
+    "slice": ("slice", "decision", "reason"),
     # written by both
     "ledger_down": ("reason",),
     "ledger_up": ("down_s",),

@@ -43,6 +43,7 @@ from holdfast.engine.pausing import Pauses
 from holdfast.engine.recovery.auditing import Audits, audit_rules
 from holdfast.engine.recovery.catching import MEAN, Catching, MeanDesk, serve_mean
 from holdfast.engine.recovery.rewinding import Rewinding
+from holdfast.engine.servers import reach_servers
 from holdfast.engine.spending import HeldUp, Spending
 from holdfast.engine.transfer.checkpointing import Checkpoints, NoCheckpoints, SavingWorker
 from holdfast.engine.transfer.claiming import Claim
@@ -50,6 +51,7 @@ from holdfast.engine.transfer.fetching import SNAPSHOT, Fetcher
 from holdfast.engine.transfer.memory_desk import MEMORY, serve_memory
 from holdfast.engine.transfer.recalling import Recaller
 from holdfast.engine.transfer.snapshot_desk import SnapshotDesk
+from holdfast.engine.transfer.state_elsewhere import StateElsewhere
 from holdfast.engine.transfer.state_transfer import StateTransfer
 from holdfast.engine.worker import Worker
 from holdfast.events import EventLog
@@ -58,7 +60,7 @@ from holdfast.ledger.port import Ledger
 from holdfast.membership.machine import Machine
 from holdfast.membership.view_rules import Timing
 from holdfast.modes.capture import GradientCapture
-from holdfast.modes.port import Mode
+from holdfast.modes.port import Attendance, Mode
 from holdfast.net.listener import HandedOver, Listener, Purposes, Served
 from holdfast.net.mailbox import Mailbox
 from holdfast.net.meeting import GROUP, Connected
@@ -70,6 +72,9 @@ from holdfast.placement.proc import process_started
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.sums import Sums
+from holdfast.servers.memory import MemoryServers, MemorySlices
+from holdfast.servers.run_facts import author_of
+from holdfast.servers.units_port import MemoryUnits, ServerLines, SharedTable
 from holdfast.state.snapshot import Holder
 from holdfast.state.transfer import serve
 from holdfast.trust.keys import Keys, load_keys
@@ -131,6 +136,14 @@ class Place:
         self.lease_s = environment.lease_s
         self.ledger = open_ledger(environment.ledger, environment.run, environment.ledger_socket, self.keys.secret)
         self.events = EventLog(environment.run_dir / "events" / f"{self.me}.jsonl", self.me)
+
+    def reach_servers(self) -> ServerLines:
+        """A new connection to the run's parameter servers; a run of one has them in its own process."""
+        if self.environment is None:
+            name, incarnation = author_of(self.me)
+            parameters = MemoryServers(MemorySlices(), name, incarnation)
+            return ServerLines(parameters, MemoryUnits(SharedTable(), name, incarnation))
+        return reach_servers(self.environment, self.me, self.host, self.keys)
 
     def _run(self) -> str:
         return self.environment.run if self.environment is not None else ""
@@ -201,15 +214,18 @@ class Place:
         holder: Holder,
         saving: CheckpointSettings,
         calls: OptimizerCalls,
+        attendance: Attendance,
     ) -> Worker:
         layout = capture.whole_layout()
         way = Way(config.path, layout.slot_bytes <= SMALL_BYTES, self.mode.rules().whole)
         arena = Arena.create(config.shards * way.parities, layout.slot_bytes)
         kernel = self.wires.kernel
         desk, means = SnapshotDesk(kernel), MeanDesk(kernel.now)
-        feed = self._feed(config, *self._listen(arena, desk, means))
+        feed = self._feed(config, attendance.ledger(self.ledger), *self._listen(arena, desk, means))
         rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None, kernel=kernel)
         inner = self._checkpoints(config, holder, saving, feed, rewinding)
+        if attendance.state_elsewhere:
+            inner = StateElsewhere(inner, attendance, self.me)
         saves = inner.keeps
         machine = self._machine(config, capture, holder, two_rounds=way.two_rounds, saves=saves)
         machine.audits.earlier = self.rewinds.records
@@ -241,14 +257,14 @@ class Place:
             ),
             catching=self._catching(means, gradients, capture, checkpoints),
             pauses=Pauses(feed, self.events, run=self._run(), outage_s=config.outage_s),
-            attendance=self.mode.attendance(),
+            attendance=attendance,
             rewinding=rewinding,
             audits=self._audits(config, machine, holder, feed, calls),
         )
         feed.start()
         return worker
 
-    def _feed(self, config: RunConfig, address: str, local: str) -> LedgerFeed:
+    def _feed(self, config: RunConfig, ledger: Ledger, address: str, local: str) -> LedgerFeed:
         registration = Registration(
             id=self.me,
             host=self.host,
@@ -259,7 +275,7 @@ class Place:
             local=local,
         )
         return LedgerFeed(
-            self.ledger,
+            ledger,
             registration,
             self.mailbox,
             self.events,

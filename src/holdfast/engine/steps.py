@@ -130,6 +130,7 @@ class StepEngine:
         self._directive: m.Compute | None = None  # and for the one that is, until its shards are asked for
         self._todo: Iterator[tuple[int, bool]] | None = None  # shards to compute, and whether they count
         self._durations_s: list[float] = []
+        self._metrics: dict[str, float] = {}  # of the last step that had shards
         self._absence: AbstractContextManager[None] | None = None  # the training thread is in a shard
 
     # ---- a step
@@ -145,6 +146,7 @@ class StepEngine:
             directive = self._worker.attendance.due() or self._worker.advance()
             assert isinstance(directive, m.Compute), directive
             self._pending = directive
+        self._worker.attendance.opens(self._pending.step, self.until)
         return self._pending.step
 
     def begin(self) -> StepState:
@@ -247,6 +249,7 @@ class StepEngine:
         step.check_complete()
         self.current = None
         self._pulse.enter(Activity.WAITING, step.number)
+        self._worker.attendance.ends(step.number)
         self._losses.applied(step.metrics, skipped=step.skipped)
         self._data.applied(step.shards)
         self._capture.buffers.rebase()
@@ -335,13 +338,16 @@ class StepEngine:
         step.shards = kept.shards
         step.samples = self._data.samples(step.number, kept.shards) if not passed else 0
         step.ends_epoch = self._data.ends_epoch(step.number, kept.shards)
-        step.metrics = dict(kept.metrics) if not passed else _Unknown()
+        if kept.shards != ():
+            self._metrics = dict(kept.metrics) if not passed else {}
+        step.metrics = self._metrics if kept.shards != () and not passed else _Unknown(self._metrics)
         step.gathered = kept.gathered
         self.seed(step.number, "apply")
         step.complete = True
         if self.checker is not None:
             self.checker.loaded(step.number)
-        self._misuse.loaded(step.number, has_gradients=self._capture.has_gradients)
+        if kept.shards != ():
+            self._misuse.loaded(step.number, has_gradients=self._capture.has_gradients)
         if kept.over and self.wishes is not None:
             self.wishes.end_after(step.number + 1, kept.over)
         try:
@@ -352,7 +358,7 @@ class StepEngine:
 
 
 class _Unknown(dict[str, float]):
-    """The metrics of a step that nobody computed: a script may print any of them."""
+    """The metrics of a step that nobody computed, or another worker by itself: a script may print any of them."""
 
     def __missing__(self, name: str) -> float:
         return float("nan")

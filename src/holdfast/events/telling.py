@@ -187,6 +187,24 @@ def _checkpoint(event: Event) -> str:
     return f"step {event.get('step')} is saved to {event.get('uri')} ({float(event.get('bytes', 0)) / 1e6:,.1f} MB)"
 
 
+def _server_exited(event: Event) -> str:
+    how = f", signal {event['signal']}" if event.get("signal") else ""
+    code = f", exit code {event['exit_code']}" if event.get("exit_code") else ""
+    return f"the parameter server {event['server']} is gone: {event['reason']}{how}{code}"
+
+
+def _staleness(event: Event) -> str:
+    updates = {int(stale): int(number) for stale, number in event["updates"].items()}
+    made = sum(updates.values())
+    mean = sum(stale * number for stale, number in updates.items()) / max(1, made)
+    return f"{event['who']} made {count(made, 'update')}, stale by {mean:.1f} others, {max(updates)} at most"
+
+
+def _captured(event: Event) -> str:
+    versions = ", ".join(map(str, event["versions"]))
+    return f"{event['who']} has read a state of all slices, after {versions} updates"
+
+
 def _rewound(event: Event) -> str:
     passed = ", ".join(map(str, event.get("passed", ())))
     what = f" and passes step {passed}" if passed else ""
@@ -237,6 +255,9 @@ _TEMPLATES: Final[dict[str, str]] = {
     "agent_stopped": "the agent ended: {reason}, exit code {exit_code}",
     "worker_started": "{worker} started (process {pid})",
     "run_finished": "the training is finished at step {step}; weights {digest}",
+    "server_started": "the parameter server {server} started (process {pid})",
+    "slice": "{who}: {slice}: {decision}: {reason}",
+    "failover": "{slice} has another primary, {primary} after {was}: {reason}",
     "registered": "{who} stands in the ledger, at {address}",
     "lost": "{peer} is lost to {who}{at}: {reason}",
     "joined": "{who} joined at step {step}",
@@ -276,6 +297,10 @@ _SENTENCES: Final[dict[str, Callable[[Event], str]]] = {
     "late": lambda event: f"{event['worker']} is late: {late_sentence(event)}",
     "caught_up": lambda event: f"{event['who']} was late and is back, {count(int(event['behind']), 'step')} later",
     "checkpoint": _checkpoint,
+    "staleness": _staleness,
+    "server_exited": _server_exited,
+    "slice_moves": lambda event: f"{event['slice']} should be on {names(event['servers'])}: {event['reason']}",
+    "captured": _captured,
     "started_over": _started_over,
     "rewound": _rewound,
     "corruption": _corruption,

@@ -84,6 +84,23 @@ class Deduplication:
         known = self._workers.get(worker)
         return known is not None and not known.gone and known.incarnation == incarnation
 
+    def has_all(self, worker: str, incarnation: int, sequence: int) -> bool:
+        """Everything of this incarnation up to this sequence is there, or it is gone."""
+        known = self._workers.get(worker)
+        if known is None:
+            return False
+        if (known.incarnation, known.gone) > (incarnation, False):
+            return True
+        return known.incarnation == incarnation and known.contiguous >= sequence
+
+    def newest(self) -> dict[tuple[str, int], int]:
+        """The newest sequence that is there of each worker that is not gone."""
+        return {
+            (name, one.incarnation): max([one.contiguous, *one.indices])
+            for name, one in self._workers.items()
+            if not one.gone
+        }
+
     def forget(self, worker: str, incarnation: int) -> None:
         if self.knows(worker, incarnation):
             self._workers[worker] = _Worker(incarnation, True, 0, {})

@@ -129,6 +129,10 @@ class Leading:
         self._waiting[self._copy.end.index + 1] = {client: update}
         return self._add(update)
 
+    def newest_sequences(self) -> dict[tuple[str, int], int]:
+        """Of each worker and its incarnation the newest update that is in the log, committed or not."""
+        return self._ahead.newest()
+
     def forget(self, worker: str, incarnation: int) -> list[Effect]:
         if self.is_frozen or not self._ahead.knows(worker, incarnation):
             return []

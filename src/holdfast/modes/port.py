@@ -6,7 +6,7 @@ A mode answers five questions, and nothing outside `modes/` asks which mode it i
     data         which samples the shards of a step hold, and where the run is in its data
     capture      how a shard's gradients and buffers are taken from the model, and the step's put back
     aggregator   what becomes of the gradients of all shards (reduce/aggregators.py); the mean, if nothing is said
-    attendance   what the loop of a worker that is late does; it is waited for, if nothing is said
+    attendance   what the loop of a worker does around its steps; it is waited for, if nothing is said
 
 Everything here but the rules belongs to the thread of the user's loop. `docs/how-to/add-a-mode.md` builds one.
 """
@@ -14,20 +14,25 @@ Everything here but the rules belongs to the thread of the user's loop. `docs/ho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from holdfast.core.config import RunConfig
 from holdfast.data.shards import ShardPlan
+from holdfast.events import EventLog
+from holdfast.ledger.port import Ledger
 from holdfast.membership import messages as m
 from holdfast.membership.machine import Machine
 from holdfast.membership.step_rules import StepRules
 from holdfast.modes.capture import GradientCapture
 from holdfast.reduce.aggregators import Aggregator, Mean
 from holdfast.reduce.reduction import Kept
+from holdfast.servers.units_port import ServerLines
+from holdfast.state.optimizer import Optimizers
 
 Place = tuple[int, int]  # (step, shard) of the ShardPlan: which samples, and the random state that they start from
 
@@ -54,6 +59,10 @@ class DataPlan(ABC):
     @abstractmethod
     def first_step(self, epoch: int) -> int | None:
         """Of an epoch; None: that is not known beforehand."""
+
+    def is_over(self, steps: int) -> bool:
+        """The run has had so many. Whether nothing of them is left to do."""
+        return True
 
     @abstractmethod
     def upcoming(
@@ -119,11 +128,52 @@ class Runtime(Protocol):
 
     def note_pace(self, durations_s: Sequence[float]) -> None: ...
 
+    def listen(self, at_most_s: float) -> None:
+        """Wait and hear, in the training thread. Raises what ends the worker."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingParts:
+    """What an attendance may need of the worker that it is of. `servers` connects to the run's parameter servers."""
+
+    me: str
+    model: torch.nn.Module
+    optimizers: Optimizers
+    data: DataPlan
+    events: EventLog
+    servers: Callable[[], ServerLines]
+
 
 class Attendance:
-    """What the loop asks about lateness. With this one nobody goes on without this worker."""
+    """What the loop asks around its steps. With this one all members make each step together, and nobody goes on
+    without this worker."""
 
     in_step = True  # all members apply a step before any of them comes to the end of the next
+    state_elsewhere = False  # the training's state is not with the members: `arrives` and `collect` know where
+
+    def ledger(self, ledger: Ledger) -> Ledger:
+        """As the worker's membership is to see it."""
+        return ledger
+
+    def workers(self, members: tuple[str, ...]) -> tuple[str, ...]:
+        """Of the run. `members`: of the view."""
+        return members
+
+    def arrives(self, search: Callable[[], int | None]) -> int | None:
+        """This worker has no state. The step that it is at when it has; `search` looks into storage."""
+        return search()
+
+    def collect(self) -> None:
+        """The training's state is to be saved now from the model and the optimizers."""
+
+    def opens(self, step: int, until: int) -> None:
+        """Before the loop begins with this step, or ends there. `until`: the step at which it is expected to end."""
+
+    def updates(self, optimizer: torch.optim.Optimizer) -> None:
+        """The script's lines for a step call it, and it has not begun."""
+
+    def ends(self, step: int) -> None:
+        """The script's lines for the step are done."""
 
     def attach(self, runtime: Runtime) -> None:
         """Once, before the first step."""
@@ -164,6 +214,8 @@ class Attendance:
 class Mode(ABC):
     """A way to train, as `holdfast.join(mode=...)` takes it. What it is made with must be the same on all workers."""
 
+    uses_servers: ClassVar[bool] = False  # the run needs parameter servers
+
     def words(self) -> str:
         """As the run's settings have it: all workers must say the same. Its class, and what it was made with."""
         given = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(self).items()) if value is not None)
@@ -187,5 +239,5 @@ class Mode(ABC):
     def aggregator(self) -> Aggregator:
         return Mean()
 
-    def attendance(self) -> Attendance:
+    def attendance(self, parts: TrainingParts) -> Attendance:
         return Attendance()

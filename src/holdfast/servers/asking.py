@@ -333,6 +333,7 @@ class Asking:
             "diverged": DivergedError(reason),
             "wrong": ProtocolError(reason),
             "gone": Evicted(reason),
+            "failed": PeerError(reason),
         }.get(str(kind))
         if error is not None:
             ask.failed(error)

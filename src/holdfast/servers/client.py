@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +23,12 @@ from holdfast.servers.asking import Ask, Asking
 from holdfast.servers.cutting import Cutting, fingerprint, slices_of
 from holdfast.servers.frames import Head
 from holdfast.servers.log_codec import encode_configuration
-from holdfast.servers.parameter_slice import join_head
+from holdfast.servers.parameter_slice import captured_clocks, captured_pieces, join_head
 from holdfast.servers.placing import first_placement
-from holdfast.servers.port import Initial, Layout, Versions
+from holdfast.servers.port import Initial, Layout, Piece, Versions
 from holdfast.servers.recipe import Settings
-from holdfast.servers.replicated import Answer
-from holdfast.servers.slicing import Slice
+from holdfast.servers.replicated import Answer, Payload
+from holdfast.servers.slicing import Segment, Slice
 from holdfast.trust.keys import Keys
 
 CREATING_S = 10.0  # a creator that has not finished after this is taken for gone
@@ -97,6 +98,7 @@ class RemoteServers:
         self._asking = Asking(f"{worker}.{incarnation}", host, keys, open_ledger, patience_s=self._settings.patience_s)
         self._cutting: Cutting | None = None
         self._sequence = 0
+        self._captures = 0
         self._under_way = threading.Semaphore(self._settings.updates_max)
         self._stages: list[list[torch.Tensor | None]] = []
 
@@ -301,31 +303,86 @@ class RemoteServers:
         return dict(self._query({"kind": "clocks"}, time.monotonic() + self._settings.patience_s)[0]["clocks"])
 
     def _query(self, query: Head, give_up: float) -> list[Head]:
-        """Of all slices what they answer, without a body."""
+        head = {"op": "read", "fresh": True, "query": query, "wait_s": READ_WAIT_S}
+        return [answer["answer"] for answer in self._ask_each(head, give_up)]
+
+    def capture(self, *, timeout_s: float) -> RemoteCapture:
+        """PeerError if servers fail all the time until then."""
+        give_up = time.monotonic() + timeout_s
+        while True:
+            self._captures += 1
+            token = f"{self._worker}.{self._incarnation}:{self._captures}"
+            try:
+                return self._capture(token, give_up)
+            except PeerError:
+                self.drop_capture(token)
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(LOOK_S)
+
+    def _capture(self, token: str, give_up: float) -> RemoteCapture:
+        newest: dict[tuple[str, int], int] = {}
+        for head in self._ask_each({"op": "hold", "token": token}, give_up):
+            for worker, incarnation, sequence in head["newest"]:
+                newest[worker, incarnation] = max(sequence, newest.get((worker, incarnation), 0))
+        limits = [[worker, incarnation, sequence] for (worker, incarnation), sequence in newest.items()]
+        heads = self._ask_each({"op": "capture", "token": token, "limits": limits}, give_up)
+        return RemoteCapture(self, token, heads)
+
+    def captured_slice(self, number: int, token: str) -> memoryview:
+        """The bytes of one slice of a capture. PeerError if its server is gone."""
+        bodies: list[memoryview] = []
+
+        def done(ask: Ask, head: Head) -> None:
+            bodies.append(ask.body)
+            ticket.answered(0, 0)
+
+        ticket, one = RemoteTicket(1), self.cutting.slices[number]
+        head = {"op": "captured", "token": token}
+        self._asking.submit([Ask(name_of(one), head, (), done, lambda error: ticket.answered(0, 0, error))])
+        ticket.wait(self._settings.patience_s)
+        return bodies[0]
+
+    def drop_capture(self, token: str) -> None:
+        with suppress(PeerError, TimeoutError):
+            give_up = time.monotonic() + self._settings.patience_s
+            self._ask_each({"op": "captured", "token": token, "drop": True}, give_up)
+
+    def _ask_each(self, head: Head, give_up: float) -> list[Head]:
+        """The same of all slices; their answers, without a body."""
         heads: list[Head] = [{} for _ in self.cutting.slices]
 
         def ask(one: Slice, ticket: RemoteTicket) -> Ask:
-            def done(ask: Ask, head: Head) -> None:
-                heads[one.number] = head["answer"]
+            def done(ask: Ask, answer: Head) -> None:
+                heads[one.number] = answer
                 ticket.answered(one.number, 0)
 
-            head = {"op": "read", "fresh": True, "query": query, "wait_s": READ_WAIT_S}
             return Ask(name_of(one), head, (), done, lambda error: ticket.answered(one.number, 0, error))
 
         self._ask_all(ask).wait(max(0.1, give_up - time.monotonic()))
         return heads
 
     def retire(self, worker: str, incarnation: int) -> None:
-        def ask(one: Slice, ticket: RemoteTicket) -> Ask:
-            return Ask(
-                name_of(one),
-                {"op": "retire", "worker": worker, "incarnation": incarnation},
-                (),
-                lambda ask, head: ticket.answered(one.number, 0),
-                lambda error: ticket.answered(one.number, 0, error),
-            )
+        head = {"op": "retire", "worker": worker, "incarnation": incarnation}
+        self._ask_each(head, time.monotonic() + self._settings.patience_s)
 
-        self._ask_all(ask).wait(self._settings.patience_s)
+
+class RemoteCapture:
+    """port.Capture. Its slices are read from the servers that captured them; if one of these ends, it is PeerError."""
+
+    def __init__(self, servers: RemoteServers, token: str, heads: Sequence[Head]) -> None:
+        self._servers = servers
+        self._token = token
+        self._heads = heads
+        self.versions: Versions = tuple(int(head["version"]) for head in heads)
+        self.clocks: Mapping[str, int] = captured_clocks(heads[0]["state"])
+
+    def pieces(self) -> Iterator[tuple[Segment, Piece]]:
+        for number, head in enumerate(self._heads):
+            yield from captured_pieces(Payload(head["state"], self._servers.captured_slice(number, self._token)))
+
+    def close(self) -> None:
+        self._servers.drop_capture(self._token)
 
 
 def name_of(one: Slice) -> str:

@@ -6,6 +6,9 @@
     read       a worker   a query of the state, which may wait for up to `wait_s`
     retire     a worker   another worker is gone; answered when that is in the log
     snapshot   a server   the state as it is now
+    hold       a worker   take no new update, and say which are taken
+    capture    a worker   capture the state when everything up to these limits is in it
+    captured   a worker   what was captured; or drop it
 
 Every request but `log` has an `id`, which comes back with the answer. Nothing that comes in is trusted: fields are
 checked one by one, and what nobody would send ends the connection.
@@ -22,6 +25,7 @@ from holdfast.core.errors import ProtocolError
 from holdfast.net.greeting import Hello
 from holdfast.servers.buffers import Buffer
 from holdfast.servers.frames import FrameStream, Head, Later
+from holdfast.servers.holding import Limits
 from holdfast.servers.links import LOG
 from holdfast.servers.replica import Kept, Replica
 from holdfast.servers.replicated import Author
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.servers.server import SliceServer
 
 WAIT_S_MAX = 30.0
+HOLD_S = 5.0  # updates wait no longer than this for a capture
 NUMBER_MAX = 1 << 62
 NAME_CHARACTERS_MAX = 200
 
@@ -106,6 +111,17 @@ class Requests:
         elif operation == "snapshot":
             replica.snapshot_asked(client)
         else:
+            self._capture(client, replica, head)
+
+    def _capture(self, client: str, replica: Replica, head: Head) -> None:
+        operation, token = head.get("op"), name_in(head, "token")
+        if operation == "hold":
+            replica.capturing.hold(client, token, self._server.now + HOLD_S)
+        elif operation == "capture":
+            replica.capturing.capture_at(client, token, limits_in(head), self._server.now)
+        elif operation == "captured":
+            replica.capturing.captured(client, token, drop=head.get("drop") is True)
+        else:
             raise ProtocolError(f"a request for {str(operation)[:20]!r}")
 
     def _push(self, client: str, replica: Replica, head: Head, buffer: Buffer | None, nbytes: int) -> None:
@@ -144,3 +160,17 @@ def fields_in(fields: Head, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ProtocolError(f"a request with the {name} {str(value)[:20]!r}")
     return value
+
+
+def limits_in(fields: Head) -> Limits:
+    rows = fields.get("limits")
+    if not isinstance(rows, list):
+        raise ProtocolError("a capture without limits")
+    found = {}
+    for row in rows:
+        if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], str):
+            raise ProtocolError("a capture with what is no limit")
+        if not all(type(one) is int and 0 <= one <= NUMBER_MAX for one in row[1:]):
+            raise ProtocolError("a capture with what is no limit")
+        found[row[0], row[1]] = row[2]
+    return found

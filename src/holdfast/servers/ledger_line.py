@@ -47,6 +47,7 @@ class LedgerFollower:
     def __init__(self, open_ledger: Callable[[], Ledger], post: Callable[[object], None], thread: str) -> None:
         self._open = open_ledger
         self._post = post
+        self._ledger: Ledger | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=thread, daemon=True)
 
@@ -55,10 +56,12 @@ class LedgerFollower:
 
     def close(self) -> None:
         self._closing.set()
+        if self._ledger is not None:
+            self._ledger.close()  # wakes the thread
         self._thread.join(timeout=2 * WAIT_S)
 
     def _run(self) -> None:
-        ledger = self._open()
+        self._ledger = ledger = self._open()
         while not self._closing.is_set():
             try:
                 self._follow(ledger)

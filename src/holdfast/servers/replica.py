@@ -21,6 +21,7 @@ from holdfast.log.machine import ReplicaMachine
 from holdfast.log.rules import Rules
 from holdfast.servers.buffers import Buffer
 from holdfast.servers.frames import Outgoing
+from holdfast.servers.holding import Capturing
 from holdfast.servers.log_codec import decode_message, encode_message, encode_snapshot
 from holdfast.servers.placing import Target, next_wish
 from holdfast.servers.replicated import Answer, Author, Head, Payload, ReplicatedState
@@ -108,6 +109,7 @@ class Replica:
         self._live: list[Outgoing] = []
         self._reads: list[_Read] = []
         self._goodbyes: list[tuple[str, str, int]] = []  # client, worker, incarnation: who waits for a worker to go
+        self.capturing = Capturing(self.machine, state, surroundings, self._answer_live)
         self.target: Target | None = None
         self.now = now
 
@@ -159,6 +161,10 @@ class Replica:
 
     def push(self, client: str, author: Author, kept: Kept, now: float) -> None:
         """An update of a worker. `kept` is the replica's from now on."""
+        if not self.capturing.holds_back(author, lambda: self._push(client, author, kept, self.now)):
+            self._push(client, author, kept, now)
+
+    def _push(self, client: str, author: Author, kept: Kept, now: float) -> None:
         leading = self.machine.leading
         if leading is not None and leading.is_established:
             try:
@@ -208,6 +214,7 @@ class Replica:
             wish = next_wish(leading.configuration, self.target, alive)
             if wish is not None:
                 self.happens(wish, now)
+        self.capturing.tick(now)
         self._try_reads(now)
         self._answer_goodbyes()
 
@@ -280,6 +287,7 @@ class Replica:
         for frame in self._live:
             frame.detach()
         self._live.clear()
+        self.capturing.detach()
 
     def _apply(self, effect: m.Apply) -> None:
         self._protect_readers()
@@ -333,6 +341,7 @@ class Replica:
         """Whoever waited for an update may be answered now. Called by the server when a turn is done."""
         if self._changed:
             self._changed = False
+            self.capturing.capture_if_reached(now)
             self._try_reads(now)
             self._answer_goodbyes()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from holdfast.agent.settings import RunSettings
-from holdfast.agent.workers.processes import DeathWatch, WorkerProcess, fence
+from holdfast.agent.workers.processes import DeathWatch, WorkerProcess, fence_worker
 from holdfast.agent.workers.warm_starts import WarmedUp, WarmStarts
 from holdfast.core.errors import HoldfastError, LedgerError, ProtocolError
 from holdfast.core.options.run import WARM, WorkerOptions
@@ -180,7 +180,7 @@ class Crew:
         dead = [worker for worker in registered if worker not in living and host_of(worker) == self._settings.host]
         for worker in (*dead, *self._missed(living, registered)):
             try:
-                fence(self._ledger, worker)
+                fence_worker(self._ledger, worker)
             except LedgerError as error:  # its lease will run out
                 self._refused(error)
         return dead

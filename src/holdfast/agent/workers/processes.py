@@ -135,6 +135,15 @@ class WorkerProcess:
         poll.register(self.pidfd, select.POLLIN)
         return not poll.poll(0)
 
+    def ended_within(self, timeout_s: float) -> bool:
+        """Whether it is gone, or goes in that time."""
+        poll = select.poll()
+        with self._lock:
+            if self._gone:
+                return True
+            poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
     def close(self) -> None:
         with self._lock:
             self._gone = True
@@ -142,18 +151,23 @@ class WorkerProcess:
 
 
 class DeathWatch:
-    """Waits for the death of any worker; fences it; then calls `report(process, code, signal, trouble)`.
+    """Waits for the death of any process; fences it; then calls `report(process, code, signal, trouble)`.
 
-    Owns `ledger`.
+    Owns `ledger`. `fence` says there that this one is gone, `tidy` keeps what is said there small.
     """
 
     def __init__(
         self,
         ledger: Ledger,
         report: Callable[[WorkerProcess, int | None, int | None, str], None],
+        *,
+        fence: Callable[[Ledger, str], object] | None = None,
+        tidy: Callable[[Ledger], object] | None = None,
     ) -> None:
         self._ledger = ledger
         self._report = report
+        self._fence = fence or fence_worker
+        self._tidy = tidy or forget_the_long_dead
         self._processes: dict[int, WorkerProcess] = {}
         self._unfenced: list[str] = []  # the ledger did not answer when they died
         self._epoll = select.epoll()
@@ -195,7 +209,7 @@ class DeathWatch:
         """The others wait for the ledger to say who died: as soon as it is back, not when the lease runs out."""
         while self._unfenced:
             try:
-                fence(self._ledger, self._unfenced[0])
+                self._fence(self._ledger, self._unfenced[0])
             except LedgerUnavailable:
                 return
             except (HoldfastError, OSError):
@@ -206,7 +220,7 @@ class DeathWatch:
         self._epoll.unregister(process.pidfd)
         trouble = ""
         try:
-            fence(self._ledger, process.worker)  # first: the others wait for this
+            self._fence(self._ledger, process.worker)  # first: the others wait for this
         except (HoldfastError, OSError) as error:
             trouble = str(error).partition("\n")[0]
             self._unfenced.append(process.worker)
@@ -214,7 +228,7 @@ class DeathWatch:
         process.close()
         self._report(process, code, number, trouble)
         try:
-            forget_the_long_dead(self._ledger)
+            self._tidy(self._ledger)
         except (HoldfastError, OSError):
             pass  # next time
 
@@ -228,7 +242,7 @@ def allow_open_files(workers: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
-def fence(ledger: Ledger, worker: str) -> bool:
+def fence_worker(ledger: Ledger, worker: str) -> bool:
     """Take a dead worker's registration out of the ledger, and say that it is dead and not just silent.
 
     The registration goes first: the others go on when they see that. Without state they wait for the second.

@@ -11,6 +11,9 @@ from holdfast.core.options.declaring import Option, option
 from holdfast.core.options.kinds import Choice, Duration, Fraction, ListenAddress, Text, Whole
 
 WORKERS_MAX = 1024
+SERVERS_MAX = 256
+REPLICAS_MAX, REPLICAS = 9, 3
+MEMORY, DISK = DURABLE = ("memory", "disk")  # where a majority of the replicas has an update that is acknowledged
 COUNT_MAX = 1_000_000  # of restarts, of strikes, of checkpoints
 STEPS_MAX = 10**12
 AUDIT_EVERY_MAX = 1_000_000
@@ -27,7 +30,8 @@ SAVING = "checkpoints"
 WATCHING = "watching"
 PATIENCE = "late, hung and wrong workers"
 HOSTS = "several hosts, and the network"
-GROUPS = (GENERAL, CREW, SAVING, WATCHING, PATIENCE, HOSTS)
+SERVING = "parameter servers"
+GROUPS = (GENERAL, CREW, SERVING, SAVING, WATCHING, PATIENCE, HOSTS)
 
 DIRECTORY = Option(
     flag="--dir",
@@ -55,11 +59,17 @@ class AgentOptions:
         more="Up to 64 letters, digits, dots, dashes, underscores",
     )
     workers: int = option(
-        Whole(1, WORKERS_MAX),
+        Whole(0, WORKERS_MAX),
         group=GENERAL,
         metavar="N",
         help="how many workers train",
         hint="a worker is a process: about as many as the host has cores",
+    )
+    durable: str = option(
+        Choice(DURABLE),
+        MEMORY,
+        group=SERVING,
+        help="an update is acknowledged when a majority of the replicas has it in memory, or on disk",
     )
     spares: int = option(
         Whole(0, WORKERS_MAX), 0, group=CREW, metavar="K", help="how many workers wait to replace others"
@@ -147,6 +157,25 @@ class AgentOptions:
 class WorkerOptions:
     """What workers read as well: each becomes a variable of their environment."""
 
+    servers: int = option(
+        Whole(0, SERVERS_MAX),
+        0,
+        group=SERVING,
+        metavar="N",
+        help="how many parameter servers this host has, for a script with mode=holdfast.Async()",
+        more="[How](../how-to/parameter-servers.md). A host that only serves has `--workers 0`",
+        hint="a server is a process: 3 of them outlive the loss of one",
+    )
+    replicas: int = option(
+        Whole(0, REPLICAS_MAX),
+        0,
+        usual=f"{REPLICAS}, or as many as there are servers",
+        group=SERVING,
+        metavar="R",
+        help="how many servers have each slice of the parameters",
+        more="A slice outlives the loss of fewer than half of them",
+        hint="3 replicas outlive the loss of one server, 5 of two",
+    )
     late_after_s: float = option(
         Duration(0.1, 7 * DAY_S, never=True),
         0.5,

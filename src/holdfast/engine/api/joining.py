@@ -37,11 +37,12 @@ from holdfast.engine.optimizer_calls import OptimizerCalls
 from holdfast.engine.place import Place, path_of
 from holdfast.engine.recovery.auditing import audited
 from holdfast.engine.recovery.guarding import Guard, wake_scalers
+from holdfast.engine.servers import check_servers
 from holdfast.engine.steps import StepEngine
 from holdfast.modes import mode_or_default
 from holdfast.modes.capture import GradientCapture
 from holdfast.modes.diverging import Losses
-from holdfast.modes.port import Mode
+from holdfast.modes.port import Mode, TrainingParts
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.proc import process_started
 from holdfast.state.extras import Stateful, try_extras
@@ -119,6 +120,7 @@ def join(
     }
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, **ahead)
     _prepare(model, extras, config.threads, environment)
+    check_servers(environment, mode)
     place = Place(environment, fingerprint(), mode)
     training = Training(model, optimizer, extras, capture=capture, plan=plan, loader=loader, saving=saving)
     run = take_part(place, training, config)
@@ -147,7 +149,16 @@ def take_part(place: Place, training: Training, config: RunConfig) -> Run:
     loops = Loops(Losses(config.spike), place.mode.data(plan))
     holder = Holder(model, optimizer, {**extras, LOOPS: loops}, buffers=capture.buffers)
     place.agree(config)
-    worker = place.build(config, capture, holder, saving, OptimizerCalls(capture.parameters))
+    parts = TrainingParts(
+        me=place.me,
+        model=model,
+        optimizers=optimizer,
+        data=loops.data,
+        events=place.events,
+        servers=place.reach_servers,
+    )
+    attendance = place.mode.attendance(parts)
+    worker = place.build(config, capture, holder, saving, OptimizerCalls(capture.parameters), attendance)
     guard = Guard(config, extras, losses=loops.losses, capture=capture, worker=worker)
     misuse = Misuse(capture.parameters, place.events, worker.machine, alone=place.environment is None)
     engine = StepEngine(worker, plan=plan, loader=loader, capture=capture, loops=loops, guard=guard, misuse=misuse)

@@ -92,9 +92,9 @@ class Run:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The members of the current view."""
+        """The members of the current view; where every worker is by itself, all that are there."""
         view = self._worker.machine.view
-        return view.members if view else ()
+        return self._worker.attendance.workers(view.members if view else ())
 
     @property
     def leader(self) -> bool:
@@ -245,7 +245,7 @@ class Run:
         """Whether the loop over steps is. `epochs`: where it is not known beforehand how many steps they have."""
         self._loops.data.begin(step)
         if epochs is None:
-            return step >= count
+            return step >= count and self._loops.data.is_over(count)
         left = self._loops.data.steps_left(step, epochs)
         self.engine.until = step + left
         return not left
@@ -285,6 +285,7 @@ class Run:
             self._trained[optimizer] = count_trained(optimizer, self._capture.parameters)
         if step is not None:
             step.torn = True
+            self._worker.attendance.updates(optimizer)
 
     def _note_optimizer_call(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         step = self.engine.current

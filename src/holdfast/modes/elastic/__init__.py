@@ -15,7 +15,7 @@ from holdfast.data.shards import ShardPlan
 from holdfast.modes.elastic.quorum import QuorumAttendance
 from holdfast.modes.elastic.rules import ElasticRules, QuorumRules
 from holdfast.modes.elastic.units import UnitsInLine
-from holdfast.modes.port import Attendance, Mode
+from holdfast.modes.port import Attendance, Mode, TrainingParts
 
 
 @dataclass(frozen=True)
@@ -54,5 +54,5 @@ class Elastic(Mode):
     def data(self, plan: ShardPlan) -> UnitsInLine:
         return UnitsInLine(plan)
 
-    def attendance(self) -> Attendance:
+    def attendance(self, parts: TrainingParts) -> Attendance:
         return QuorumAttendance() if self.quorum is not None else Attendance()

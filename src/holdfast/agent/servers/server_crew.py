@@ -1,0 +1,197 @@
+"""The parameter servers of this host: started, watched, replaced, and ended with the run.
+
+Belongs to the agent's main thread, but for the watch of deaths, which says in the ledger at once who is gone: the other
+replicas of a slice need not wait for a lease then. A server that kept what it stored on disk comes back under its name,
+as another start of it; one that had it in memory has nothing left, and another name. One whose registration has run out
+while its process lives hangs, and is ended.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.agent.report import AgentReporter
+from holdfast.agent.settings import RunSettings
+from holdfast.agent.workers.processes import DeathWatch, WorkerProcess
+from holdfast.core.errors import LedgerError, ProtocolError
+from holdfast.core.options.run import DISK
+from holdfast.core.words import (
+    KEY_DEAD_SERVERS,
+    KEY_INCARNATIONS,
+    KEY_SERVERS,
+    Registration,
+    decode_whole,
+    encode_json,
+    slot_of,
+)
+from holdfast.ledger.port import Ledger
+from holdfast.placement.directory import RunDirectory
+from holdfast.placement.environment import process_variables
+from holdfast.placement.server_environment import ServerEnvironment
+
+BACK_OFF_FIRST_S = 0.1
+BACK_OFF_MAX_S = 10.0
+SETTLED_S = 10.0  # one that has lived for so long has not failed at its start
+UNREGISTERED_S = 10.0  # beyond its lease: a busy host is no dead one, and slices have leases of their own
+END_S = 5.0
+
+
+@dataclass(frozen=True)
+class ServerDied:
+    process: WorkerProcess
+    code: int | None
+    signal: int | None
+    trouble: str
+
+
+@dataclass
+class _Slot:
+    number: int
+    server: str = ""
+    count: int = 0  # of its processes
+    process: WorkerProcess | None = None
+    started_at: float = 0.0
+    start_at: float = 0.0
+    setbacks: int = 0
+    missing_since: float = math.inf  # its registration is not in the ledger
+    killed: str = ""
+
+
+@dataclass(eq=False)
+class ServerCrew:
+    _settings: RunSettings
+    _directory: RunDirectory
+    _socket_dir: Path
+    _ledger: Ledger
+    _deaths: DeathWatch
+    _reporter: AgentReporter
+    _listen: str
+    _starts: dict[str, int]  # of a server, which of its processes it is: the watch of deaths reads it
+    _slots: list[_Slot] = field(default_factory=list)
+    _ending: bool = False
+
+    def __post_init__(self) -> None:
+        self._slots = [_Slot(number) for number in range(self._settings.servers)]
+
+    @property
+    def living(self) -> list[str]:
+        return [slot.server for slot in self._slots if slot.process is not None]
+
+    def adopt(self, registration: Registration, now: float) -> None:
+        """A server of this host that lives already, when an agent takes over."""
+        slot = next((slot for slot in self._slots if slot.number == slot_of(registration.id)), None)
+        if slot is None or slot.process is not None:
+            return
+        slot.process = WorkerProcess.adopt(registration.id, registration.pid, registration.pid_started)
+        if slot.process is not None:
+            slot.server, slot.started_at = registration.id, now
+            self._starts[slot.server] = 1
+            self._deaths.add(slot.process)
+
+    def look(self, now: float) -> None:
+        """Start who is due, and end who hangs."""
+        for slot in self._slots:
+            if self._ending:
+                return
+            if slot.process is None and now >= slot.start_at:
+                self._start(slot, now)
+            elif slot.process is not None and now - slot.missing_since > self._settings.lease_s + UNREGISTERED_S:
+                slot.killed, slot.missing_since = "hung", math.inf
+                self._reporter.say(f"ending {slot.server}: its lease ran out, and the process lives")
+                slot.process.kill()
+
+    def _slot(self, server: str) -> _Slot | None:
+        return next((slot for slot in self._slots if slot.server == server), None)
+
+    def registered(self, server: str) -> None:
+        if (slot := self._slot(server)) is not None:
+            slot.missing_since = math.inf
+
+    def unregistered(self, server: str, now: float) -> None:
+        slot = self._slot(server)
+        if slot is not None and slot.process is not None and math.isinf(slot.missing_since):
+            slot.missing_since = now
+
+    def died(self, died: ServerDied, now: float) -> None:
+        slot = self._slot(died.process.worker)
+        if slot is None or slot.process is not died.process:
+            return
+        lived_s, slot.process, slot.missing_since = now - slot.started_at, None, math.inf
+        reason = slot.killed or ("killed" if died.signal is not None else "failed" if died.code else "ended")
+        slot.killed = ""
+        slot.setbacks = 0 if lived_s > SETTLED_S or died.signal is not None else slot.setbacks + 1
+        pause_s = min(BACK_OFF_MAX_S, BACK_OFF_FIRST_S * 2**slot.setbacks) if slot.setbacks else 0.0
+        slot.start_at = now + pause_s
+        known = {"exit_code": died.code, "signal": died.signal}
+        about = {name: value for name, value in known.items() if value is not None}
+        self._reporter.tell("server_exited", server=slot.server, pid=died.process.pid, reason=reason, **about)
+        if died.trouble:
+            self._reporter.warn(f"the ledger did not take {slot.server}'s death: {died.trouble}")
+        self.look(now)
+
+    def close(self) -> None:
+        """The run is over, or this host leaves it: no server is needed here any more."""
+        self._ending = True
+        processes = [slot.process for slot in self._slots if slot.process is not None]
+        for process in processes:
+            process.send(signal.SIGTERM)
+        for process in processes:
+            if not process.ended_within(END_S):
+                process.kill()
+
+    def _start(self, slot: _Slot, now: float) -> None:
+        slot.count = self._next_count(slot)
+        kept = self._settings.durable == DISK
+        name, host = f"s{slot.number}" if kept else f"s{slot.number}.{slot.count}", self._settings.host
+        slot.server = f"{name}@{host}" if host else name
+        start = self._starts[slot.server] = slot.count if kept else 1
+        environment = ServerEnvironment(
+            run_dir=self._directory.path,
+            server=slot.server,
+            start=start,
+            socket_dir=self._socket_dir,
+            ledger=self._settings.ledger,
+            keys=self._settings.keys,
+            host=self._settings.host,
+            listen=self._listen,
+            advertise=self._settings.advertise,
+            lease_s=self._settings.lease_s,
+            durable=self._settings.durable,
+        )
+        variables = {**os.environ, **environment.to_variables(), **process_variables()}
+        log = self._directory.logs / f"{slot.server}.log"
+        try:
+            slot.process = WorkerProcess.start(slot.server, self._settings.server_command(), variables, log)
+        except OSError as error:
+            slot.setbacks += 1
+            slot.start_at = now + min(BACK_OFF_MAX_S, BACK_OFF_FIRST_S * 2**slot.setbacks)
+            self._reporter.warn(f"cannot start the parameter server {slot.server}: {error}")
+            return
+        slot.started_at = now
+        self._deaths.add(slot.process)
+        self._reporter.tell("server_started", server=slot.server, pid=slot.process.pid)
+
+    def _next_count(self, slot: _Slot) -> int:
+        """One more than this slot has had, by the ledger and our own memory."""
+        host = f"@{self._settings.host}" if self._settings.host else ""
+        known, key = slot.count, f"{KEY_INCARNATIONS}s{slot.number}{host}"
+        try:
+            entry = self._ledger.get(key)
+            if entry is not None:
+                known = max(known, decode_whole(entry.value, "count"))
+            self._ledger.put(key, encode_json({"count": known + 1}))
+        except (LedgerError, ProtocolError) as error:
+            self._reporter.refused(error)
+        return known + 1
+
+
+def fence_server(ledger: Ledger, server: str, start: int) -> None:
+    """Say in the ledger that this process of a server has ended, and take its registration out."""
+    ledger.put(KEY_DEAD_SERVERS + server, encode_json({"start": start}))
+    entry = ledger.get(KEY_SERVERS + server)
+    if entry is not None:
+        ledger.revoke(entry.lease) if entry.lease else ledger.delete(entry.key)

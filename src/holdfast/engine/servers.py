@@ -1,0 +1,56 @@
+"""A worker's connection to the parameter servers of its run."""
+
+from __future__ import annotations
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.options.run import REPLICAS
+from holdfast.ledger.port import Ledger
+from holdfast.modes.port import Mode
+from holdfast.placement.environment import WorkerEnvironment
+from holdfast.placement.ledger import open_ledger
+from holdfast.servers.asking import Asking
+from holdfast.servers.client import ClientSettings, RemoteServers
+from holdfast.servers.run_facts import author_of
+from holdfast.servers.units_client import RemoteUnits, place_units
+from holdfast.servers.units_port import ServerLines
+from holdfast.trust.keys import Keys
+
+
+def check_servers(environment: WorkerEnvironment | None, mode: Mode) -> None:
+    """ConfigError if the mode needs servers and the run has none, or the other way round.
+
+    On several hosts the servers may be on others; whoever looks for them there says so.
+    """
+    if environment is None or environment.ledger:
+        return
+    if mode.uses_servers and not environment.servers:
+        raise ConfigError(
+            f"mode=holdfast.{type(mode).__name__}() trains on parameter servers, and this run has none",
+            hint="start some: holdfast run --workers N --servers 3 …; alone, `python train.py` needs none",
+        )
+    if environment.servers and not mode.uses_servers:
+        raise ConfigError(
+            f"--servers starts parameter servers, and mode=holdfast.{type(mode).__name__}() does not use them",
+            hint="give join mode=holdfast.Async(staleness=4), or leave out --servers",
+        )
+
+
+def reach_servers(environment: WorkerEnvironment, me: str, host: str, keys: Keys) -> ServerLines:
+    def ledger() -> Ledger:
+        return open_ledger(environment.ledger, environment.run, environment.ledger_socket, keys.secret)
+
+    servers = max(1, environment.servers)
+    replicas = environment.replicas or min(REPLICAS, servers)
+    name, incarnation = author_of(me)
+    settings = ClientSettings(servers=servers, replicas=replicas)
+    parameters = RemoteServers(name, incarnation, host, keys, ledger, settings)
+
+    def prepare() -> None:
+        opened = ledger()
+        try:
+            place_units(opened, replicas)
+        finally:
+            opened.close()
+
+    asking = Asking(me, host, keys, ledger)
+    return ServerLines(parameters, RemoteUnits(asking, name, incarnation, prepare=prepare))

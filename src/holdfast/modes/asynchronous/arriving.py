@@ -1,0 +1,96 @@
+"""How a worker comes by the run's state in the asynchronous mode, and how a checkpoint does: both from the servers.
+
+The first worker creates the slices, with what it finds in storage or with its own initial state; the others attach. A
+checkpoint is a state of all slices in which every update is whole, and says which units of data are not in it.
+Belongs to the training thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from holdfast.core.errors import PeerError
+from holdfast.modes.asynchronous.exchange import Exchange
+from holdfast.modes.asynchronous.given_steps import GivenSteps
+from holdfast.modes.asynchronous.served_state import ServedState, all_pieces
+from holdfast.servers.port import Piece, Versions
+from holdfast.servers.slicing import Segment
+from holdfast.servers.units_port import ServerLines, Standing
+
+OPEN_S = 60.0  # for servers that start
+CAPTURE_S = 120.0
+CAPTURES = 3
+BEGUN_S = 20.0  # for whoever creates the slices to say with which unit the run begins
+LOOK_S = 0.05
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """`step`: where this worker's loop begins; None: at the beginning, with the state that the script has built."""
+
+    step: int | None
+    clock: int
+    created: bool
+
+
+def arrive(
+    lines: ServerLines,
+    state: ServedState,
+    data: GivenSteps,
+    staged: Sequence[torch.Tensor],
+    *,
+    search: Callable[[], int | None],
+    wait: Callable[[float], None],
+) -> Arrival:
+    """`search` looks for a checkpoint and puts it in place. It is asked only where the servers have nothing yet."""
+    found: list[int | None] = []
+
+    def initial(segment: Segment) -> Piece:
+        if not found:
+            found.append(search())
+        return state.initial(segment)
+
+    created = lines.parameters.open(state.layout, initial, timeout_s=OPEN_S)
+    if created:
+        step = found[0] if found else search()
+        unit, left = data.begins_at if step is not None else (0, ())
+        lines.units.begin(max(unit, step or 0), left)
+    standing = _begun(lines, wait)
+    clock = lines.parameters.join()
+    lines.parameters.pull(staged).wait(OPEN_S)
+    state.load(staged)
+    return Arrival(standing.next if standing.next or not created else None, clock, created)
+
+
+def _begun(lines: ServerLines, wait: Callable[[float], None]) -> Standing:
+    left_s = BEGUN_S
+    while left_s > 0:
+        standing = lines.units.standing()
+        if standing is not None and standing.begun:
+            return standing
+        wait(LOOK_S)
+        left_s -= LOOK_S
+    raise PeerError("the worker that created the parameter servers' slices was lost before the run had begun")
+
+
+def collect(lines: ServerLines, exchange: Exchange, state: ServedState, data: GivenSteps) -> Versions:
+    """A consistent state of all slices is in the model and its optimizers: for whoever saves it now."""
+
+    def capture() -> tuple[Versions, Standing, list[tuple[Segment, Piece]]]:
+        for _ in range(CAPTURES):
+            taken = lines.parameters.capture(timeout_s=CAPTURE_S)
+            try:
+                standing = lines.units.standing(taken.clocks)
+                if standing is not None:
+                    return taken.versions, standing, all_pieces(taken, state.layout)
+            finally:
+                taken.close()
+        raise PeerError("the workers were too fast for a checkpoint of all slices")
+
+    versions, standing, pieces = exchange.call(capture, CAPTURE_S)
+    data.begins_at = standing.next, standing.left
+    state.fill_in(pieces)
+    return versions

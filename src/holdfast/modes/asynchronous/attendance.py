@@ -1,0 +1,175 @@
+"""What the loop of a worker does in the asynchronous mode: it takes units, pushes updates, and waits for no view.
+
+Everything here runs in the training thread; what goes to and from the servers meanwhile is the exchange's. In its
+membership a worker is alone (own_view.py). It comes with the servers' parameters (`arrives`), begins a step of its own
+with fresh ones (`opens`), and hands its gradients over where the script calls its optimizers (`updates`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+
+from holdfast.core.errors import Evicted, HoldfastError, PeerError
+from holdfast.ledger.port import Ledger
+from holdfast.membership import messages as m
+from holdfast.modes.asynchronous.arriving import arrive, collect
+from holdfast.modes.asynchronous.exchange import Exchange, Ready, Update
+from holdfast.modes.asynchronous.given_steps import GivenSteps
+from holdfast.modes.asynchronous.own_view import OwnView
+from holdfast.modes.asynchronous.served_state import ServedState
+from holdfast.modes.asynchronous.staleness import StalenessAccount
+from holdfast.modes.port import Attendance, Runtime, TrainingParts
+from holdfast.servers.run_facts import author_of
+from holdfast.servers.units_port import ServerLines
+
+CLOSE_S = 10.0
+LISTEN_S = 0.2
+
+
+class ServedAttendance(Attendance):
+    state_elsewhere = True
+
+    def __init__(self, parts: TrainingParts, data: GivenSteps, staleness: int | None, *, adaptive: bool) -> None:
+        self._me = parts.me
+        self._events = parts.events
+        self._data = data
+        self._staleness = staleness
+        self._account = StalenessAccount(parts.events, adaptive=adaptive)
+        self._state = ServedState(parts.model, parts.optimizers)
+        self._staged = self._state.staging()
+        self._reach = parts.servers
+        self._lines: ServerLines | None = None
+        self._view: OwnView | None = None
+        self._runtime: Runtime | None = None
+        self._exchange: Exchange | None = None
+        self._preparing = False  # the next unit is asked for
+        self._next: Ready | None = None  # and is there, its parameters staged
+        self._gradients: dict[int, torch.Tensor] = {}
+        self._called: set[int] = set()  # the optimizers that were called in this step
+        self._step = 0
+        self._has_pushed = False
+        self._done_until: int | None = None  # nothing is left to do before this unit
+
+    # ---- alone in its view
+
+    def ledger(self, ledger: Ledger) -> Ledger:
+        self._view = OwnView(ledger, self._me)
+        return self._view
+
+    def attach(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def workers(self, members: tuple[str, ...]) -> tuple[str, ...]:
+        return (self._view.registered() if self._view is not None else ()) or members
+
+    # ---- the state
+
+    def arrives(self, search: Callable[[], int | None]) -> int | None:
+        runtime = self._running()
+        self._lines = lines = self._reach()
+        arrival = arrive(lines, self._state, self._data, self._staged, search=search, wait=runtime.listen)
+        self._exchange = Exchange(
+            lines.parameters,
+            lines.units,
+            self._staged,
+            staleness=self._staleness,
+            clock=arrival.clock,
+            wake=runtime.wake,
+        )
+        return arrival.step
+
+    def collect(self) -> None:
+        assert self._lines is not None and self._exchange is not None
+        versions = collect(self._lines, self._exchange, self._state, self._data)
+        self._events.write("captured", versions=list(versions), left=len(self._data.begins_at[1]))
+
+    # ---- a step
+
+    def opens(self, step: int, until: int) -> None:
+        """Wait for the next unit, if this worker has none, and have its parameters in place if it is due."""
+        data, self._step = self._data, step
+        if not until or self._done_until == until:
+            return
+        if data.unit is None:
+            data.is_done, self._done_until = False, None
+            self._prepare(until)
+            while self._next is None:
+                self._take()
+            data.unit, data.is_done = self._next.given.unit, self._next.given.is_over
+            self._done_until = until if data.is_done else None
+        if self._next is None or not (data.is_done or data.is_mine(step)):
+            return
+        self._state.load(self._staged)
+        self._next = None
+        if data.unit is not None and self._staleness != 0:
+            self._prepare(until)  # while this one is computed
+
+    def _prepare(self, until: int) -> None:
+        if not self._preparing and self._next is None:
+            self._preparing = True
+            self._running_exchange().prepare(until)
+
+    def _take(self) -> None:
+        """What is prepared, or a wait of a moment for it."""
+        try:
+            self._next = self._running_exchange().take()
+        except (Evicted, PeerError) as error:
+            self._running().end(m.End("evicted", str(error)))
+        if self._next is None:
+            self._running().listen(LISTEN_S)
+        else:
+            self._preparing = False
+
+    def updates(self, optimizer: torch.optim.Optimizer) -> None:
+        self._gradients |= self._state.take_gradients(optimizer)
+        self._called.add(id(optimizer))
+        if len(self._called) == len(self._state.optimizers):
+            self._push()
+
+    def ends(self, step: int) -> None:
+        """A step whose lines have not called every optimizer counts, too: the others wait for its clock."""
+        self._push()
+        if self._data.is_mine(step):
+            self._data.unit = None
+        self._gradients, self._called = {}, set()
+        self._has_pushed = False
+
+    def _push(self) -> None:
+        unit, exchange = self._data.unit, self._running_exchange()
+        if self._has_pushed or unit is None or not self._data.is_mine(self._step):
+            return
+        self._has_pushed = True
+        gradients, self._gradients = self._gradients, {}
+        self._account.take(exchange.take_pushed())
+        settings = self._account.scaled(self._state.settings())
+        exchange.push(Update(unit, [gradients.get(number) for number in range(len(self._staged))], settings))
+
+    # ---- the end
+
+    def close(self) -> None:
+        exchange, lines = self._exchange, self._lines
+        self._exchange = self._lines = None
+        if exchange is None or lines is None:
+            return
+        self._account.take(exchange.take_pushed())
+        self._account.tell()
+
+        def leave() -> None:
+            lines.units.forget(*author_of(self._me))
+            lines.parameters.retire(*author_of(self._me))
+
+        with suppress(HoldfastError):  # whoever is left finds in the ledger that this worker is gone
+            exchange.call(leave, CLOSE_S)
+        exchange.close(CLOSE_S)
+        lines.close()
+
+    def _running(self) -> Runtime:
+        assert self._runtime is not None
+        return self._runtime
+
+    def _running_exchange(self) -> Exchange:
+        assert self._exchange is not None
+        return self._exchange

@@ -1,0 +1,62 @@
+"""How an agent tells a parameter server where it belongs: environment variables, as for workers (environment.py)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import get_type_hints
+
+from holdfast.core.errors import ConfigError
+from holdfast.placement.environment import LEDGER_SOCKET, variable
+
+SERVER = variable("server")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerEnvironment:
+    """`start`: how many processes this server's name has had, with this one."""
+
+    run_dir: Path
+    server: str
+    start: int
+    socket_dir: Path
+    ledger: str
+    keys: str
+    host: str
+    listen: str
+    advertise: str
+    lease_s: float
+    durable: str
+
+    @property
+    def run(self) -> str:
+        return self.run_dir.name.partition("@")[0]
+
+    @property
+    def ledger_socket(self) -> Path:
+        return self.socket_dir / LEDGER_SOCKET
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens for processes of this host."""
+        return self.socket_dir / f"{self.server.partition('@')[0]}.{self.start}.sock"
+
+    def secret(self) -> bytes:
+        return bytes.fromhex((self.run_dir / "secret").read_text().strip())
+
+    def to_variables(self) -> dict[str, str]:
+        return {variable(one.name): str(getattr(self, one.name)) for one in fields(self)}
+
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, str] | None = None) -> ServerEnvironment:
+        found = os.environ if variables is None else variables
+        types = get_type_hints(cls)
+        try:
+            return cls(**{one.name: types[one.name](found[variable(one.name)]) for one in fields(cls)})
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"the environment variable {error} that an agent sets is missing or wrong",
+                hint="parameter servers are started by `holdfast run --servers N`",
+            ) from error

@@ -1,0 +1,46 @@
+"""What the port's tests run on: servers in threads of this process over a ledger in memory, and the twin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from holdfast.ledger.memory import MemoryLedger
+from holdfast.servers.client import ClientSettings, RemoteServers
+from holdfast.servers.memory import MemoryServers, MemorySlices
+from holdfast.servers.port import ParameterServers
+from holdfast.servers.server import SliceServer
+from holdfast.servers.serving import ServerPlace, build_server
+from holdfast.trust.keys import Keys
+
+Open = Callable[[str], ParameterServers]  # a worker's connection, by the worker's name
+
+
+@contextmanager
+def in_memory(slices: int) -> Iterator[Open]:
+    shared = MemorySlices(slices)
+    yield lambda worker: MemoryServers(shared, worker)
+
+
+@contextmanager
+def in_threads(slices: int, *, servers: int = 3, replicas: int = 3) -> Iterator[Open]:
+    keys, ledger = Keys.from_secret(os.urandom(32)), MemoryLedger()
+    running: list[SliceServer] = []
+    with ExitStack() as closing:
+        for slot in range(servers):
+            place = ServerPlace(id=f"s{slot}.1", host="h")
+            server = build_server(place, keys, ledger.another)
+            running.append(server)
+            thread = server.start_thread()
+            closing.callback(thread.join, 10.0)
+        for server in running:
+            closing.callback(server.stop)
+
+        def connect(worker: str) -> RemoteServers:
+            settings = ClientSettings(servers=servers, replicas=replicas, slices=slices, patience_s=30.0)
+            client = RemoteServers(worker, 1, "h", keys, ledger.another, settings)
+            closing.callback(client.close)
+            return client
+
+        yield connect
