@@ -11,6 +11,7 @@ import torch
 import holdfast
 from holdfast import tables
 from holdfast.core.errors import ConfigError, DivergedError
+from holdfast.tables import server_store
 from holdfast.tables.server_store import TableServers, TableServersSettings
 from holdfast.tables.stores import LocalStore
 from tests.harness.servers.fleet import Fleet
@@ -38,7 +39,7 @@ def train(table: holdfast.EmbeddingTable, seed: int) -> bytes:
     return rows.detach().numpy().tobytes()
 
 
-def test_rows_on_servers_have_the_bits_of_rows_in_this_process(tmp_path: Path) -> None:
+def test_rows_on_servers_have_the_bits_of_rows_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Fleet(2, replicas=2) as fleet:
         there, here = made(), made()
         connection = servers(fleet, "w0", replicas=2)
@@ -58,9 +59,20 @@ def test_rows_on_servers_have_the_bits_of_rows_in_this_process(tmp_path: Path) -
         assert tables.publish(restored, str(tmp_path)).restore()
         assert isinstance(restored.store, LocalStore)
         assert [one.digest() for one in restored.store.states] == [one.digest() for one in here.store.states]
-        with pytest.raises(ConfigError, match="rows on servers are restored by the run"):
-            log.restore()
-        connection.close()
+        other = servers(fleet, "w1", replicas=2)
+        filled = made()
+        filled.connect("copies", other.open("copies", filled.settings))
+        again_there = tables.publish(filled, str(tmp_path))
+        monkeypatch.setattr(server_store, "FILL_BYTES", 400)  # a row or two at a time
+        for _ in range(2):
+            assert again_there.restore()
+        for step in range(12, 15):
+            assert train(filled, step) == train(there, step), "it goes on in the same way on other servers"
+        assert again_there.restore(), "what is further stays as it is"
+        assert train(filled, 20) == train(there, 20)
+        again_there.write()
+        for one in (connection, other):
+            one.close()
 
 
 def test_another_worker_finds_the_table_and_one_with_other_settings_is_told_so() -> None:

@@ -22,9 +22,11 @@ from holdfast.placement.server_environment import ServerEnvironment
 from holdfast.servers.parameter_slice import ParameterSlice
 from holdfast.servers.server import ServerSettings, SliceServer
 from holdfast.servers.units_state import KIND, UnitsState
+from holdfast.tables.serving import TABLE
+from holdfast.tables.table_slice import TableSlice
 from holdfast.trust.keys import Keys, load_keys
 
-KINDS = {"parameters": ParameterSlice, KIND: UnitsState}
+KINDS = {"parameters": ParameterSlice, KIND: UnitsState, TABLE: TableSlice}
 
 
 def main() -> None:

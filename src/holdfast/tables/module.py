@@ -89,6 +89,10 @@ class EmbeddingTable(torch.nn.Module):
         self._trained = requires_grad
         return self
 
+    @property
+    def is_trained(self) -> bool:
+        return self._trained
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget what was gathered and not sent."""
         self._gathered, self._of_shards = [], {}
@@ -109,6 +113,10 @@ class EmbeddingTable(torch.nn.Module):
             gradients = found[0][1] if len(found) == 1 else np.concatenate([one for _, one in found])
             self.store.push(ids, gradients, lr=self.lr)
 
+    def flush(self) -> None:
+        """Wait until all updates are acknowledged. `step` may return before."""
+        self.store.flush()
+
     # ---- where a run computes shards
 
     def before_shard(self) -> None:
@@ -119,6 +127,15 @@ class EmbeddingTable(torch.nn.Module):
         some, self._gathered = self._gathered, []
         factor = np.float32(share)
         self._of_shards[shard] = [(ids, gradients * factor) for ids, gradients in some]
+
+    def check_sent(self) -> None:
+        """ConfigError if a step of a run is over, and what it gathered was not sent."""
+        if any(self._of_shards.values()):
+            raise ConfigError(
+                f"the gradients of the table {self.name} were gathered in a step and not sent",
+                hint="call table.step() after optimizer.step()",
+            )
+        self._of_shards = {}
 
     def connect(self, name: str, store: TableStore) -> None:
         """From now on the rows are there."""

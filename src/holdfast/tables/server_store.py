@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from holdfast.servers.log_codec import encode_configuration
 from holdfast.servers.placing import first_placement
 from holdfast.servers.replicated import Answer, Head
 from holdfast.tables.rows.choosing import kernels
-from holdfast.tables.rows.port import Counts, Ids, Values
+from holdfast.tables.rows.port import Counts, Ids, Layout, Values
 from holdfast.tables.serving import TABLE
 from holdfast.tables.settings import TableSettings
 from holdfast.tables.shard import Changes
@@ -36,6 +36,7 @@ from holdfast.tables.table_slice import (
     changes_query,
     create_head,
     decode_changes,
+    fill_of,
     look_up_query,
     update_of,
 )
@@ -43,6 +44,8 @@ from holdfast.trust.keys import Keys
 
 READ_WAIT_S = 1.0  # a read waits so long on a server until it is asked again
 LOOK_S = 0.02
+SHARDS = 8
+FILL_BYTES = 8 << 20  # of rows in one entry of a shard's log
 NAME_CHARACTERS_MAX = 80
 SKIP: Head = {"kind": "skip"}
 
@@ -51,7 +54,7 @@ SKIP: Head = {"kind": "skip"}
 class TableServersSettings:
     servers: int = 1  # that are waited for before a table is created
     replicas: int = 1
-    shards: int | None = None  # None: two for each server
+    shards: int = SHARDS  # of a new table. The same for any number of servers, so that a log fits any
     updates_max: int = 2  # under way at once; 0: each one is waited for
     patience_s: float = 120.0
 
@@ -128,7 +131,7 @@ class TableServers:
                     return int(told["shards"])
                 present = len(ledger.read(KEY_SERVERS).entries)
                 if present >= max(self.settings.servers, self.settings.replicas):
-                    shards = self.settings.shards or 2 * present
+                    shards = self.settings.shards
                     told = {"shards": shards, "settings": settings.encode()}
                     if ledger.compare_and_set(KEY_TABLES + name, encode_json(told), expected=0) is not None:
                         return shards
@@ -239,6 +242,18 @@ class ServerStore:
         self._servers.asking.submit([self._update(shard, update, waiting) for shard, update in updates])
         self._under_way.append(waiting)
         self._wait_until_at_most(self._servers.settings.updates_max)
+
+    def restore(self, shards: Sequence[Changes]) -> None:
+        """Rows from a log, into shards that are not further. Several workers may do so at once."""
+        assert len(shards) == self.shards
+        rows = max(1, FILL_BYTES // Layout.of(self.settings).nbytes)
+        for shard, changes in enumerate(shards):
+            if self.updates(shard) > changes.moment.updates:
+                continue
+            for piece in fill_of(changes, rows):
+                waiting = _Waiting(1)
+                self._servers.asking.submit([self._update(shard, piece, waiting)])
+                waiting.wait(self._servers.settings.patience_s)
 
     def flush(self) -> None:
         """Until all updates are acknowledged."""

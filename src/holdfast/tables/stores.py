@@ -46,6 +46,12 @@ class TableStore(Protocol):
     def changes(self, shard: int, since: int = 0) -> Changes:
         """What changed in the shard after that update."""
 
+    def restore(self, shards: Sequence[Changes]) -> None:
+        """Everything, from changes since 0, of each shard."""
+
+    def flush(self) -> None:
+        """Until all updates are acknowledged."""
+
 
 def shard_of(ids: Ids, shards: int) -> npt.NDArray[np.uint64]:
     return mixed_ids(ids ^ _SALT) % np.uint64(shards)
@@ -113,6 +119,9 @@ class LocalStore:
         for shard, some in spread(ids, self.shards):
             counts = None if times is None else times[some]
             self.states[shard].update(ids[some], gradients[some], lr=lr, time=moment, times=counts)
+
+    def flush(self) -> None:
+        """An update is applied when `push` returns."""
 
     def updates(self, shard: int) -> int:
         return self.states[shard].updates

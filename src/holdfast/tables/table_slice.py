@@ -2,6 +2,7 @@
 
     create    the table's settings. The first one counts
     update    ids, a gradient for each, how often each was seen, the learning rate and the sender's time
+    fill      rows from a log: changes since 0, in pieces. What the shard has trained since then stays
     skip      nothing: an update that was refused has left its place in the order empty
 
     look up   the rows of some ids                      changes   what changed since an update
@@ -17,7 +18,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,15 @@ def update_of(ids: Ids, gradients: Values, times: Counts | None, *, lr: float, t
     head = {"kind": "update", "count": len(ids), "lr": lr, "time": time, "times": times is not None}
     arrays: list[npt.NDArray[Any]] = [ids, gradients]
     return Answer(head, _views(arrays if times is None else [*arrays, times]))
+
+
+def fill_of(changes: Changes, rows: int) -> Iterator[Answer]:
+    """In pieces of so many rows, each of which says where the shard is when it has them all."""
+    ids, marks = changes.candidates
+    for start in range(0, max(1, len(changes.records), len(ids)), rows):
+        some = slice(start, start + rows)
+        piece = _answer(Changes(0, changes.moment, changes.records[some], (ids[some], marks[some])))
+        yield Answer({**piece.head, "kind": "fill"}, piece.views)
 
 
 def look_up_query(ids: Ids) -> Head:
@@ -87,6 +97,10 @@ class TableSlice:
         elif kind == "update":
             _, gradients, _ = self._update(payload)
             check_finite(gradients, f"an update of {author.worker}.{author.incarnation}")
+        elif kind == "fill":
+            changes = decode_changes(payload.head, payload.body, self._created().settings)
+            if changes.since:
+                raise ProtocolError("a table is filled with what changed since 0")
         elif kind != "skip":
             raise ProtocolError(f"a table takes no {kind!r:.40}")
 
@@ -98,6 +112,10 @@ class TableSlice:
         elif kind == "update":
             ids, gradients, times = self._update(payload)
             self._created().update(ids, gradients, lr=payload.head["lr"], time=payload.head["time"], times=times)
+        elif kind == "fill":
+            changes = decode_changes(payload.head, payload.body, self._created().settings)
+            if self._created().updates <= changes.moment.updates:
+                self._created().apply_changes(changes)
 
     def forget(self, worker: str, incarnation: int) -> None:
         """A table keeps nothing of workers."""
