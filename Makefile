@@ -87,6 +87,7 @@ bench: install
 	$(BIN)/python benchmarks/event_cost.py --check --json event_cost.json
 	$(BIN)/python benchmarks/starting.py --check --json starting.json
 	$(BIN)/python benchmarks/aggregators.py --check --json aggregators.json
+	$(BIN)/python benchmarks/tables.py --check --json tables.json
 
 # Ten seeds of 40 faults each on real processes, twenty of a script of several loops, five on three hosts, 220 kills
 # during saves, and a million simulated schedules.

@@ -5,8 +5,8 @@ row on the disk costs no read. A row on the disk is read where it lies, and come
 Where a row lies is no part of a shard's state: replicas need not agree on it, and a restart begins with an empty file.
 
 The file is this process's alone and is not made to survive it: nothing waits for the disk, and a crash costs nothing,
-since the shard comes back from a replica or from its log. SQLite rather than LMDB, which reads two to three times as
-fast: for records of 500 bytes it takes half the room on the disk, and it is there with Python.
+since the shard comes back from a replica or from its log. SQLite rather than LMDB: it takes less room on the disk, is
+about as fast (benchmarks/cold_rows.py), and it is there with Python.
 
 Owned by the shard's thread.
 """
