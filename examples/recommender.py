@@ -2,6 +2,7 @@
 
     python examples/recommender.py                                        # alone: the rows are in this process
     holdfast run --workers 2 --servers 2 examples/recommender.py          # rows on servers, the dense part exact
+    holdfast run --workers 2 --servers 2 examples/recommender.py --staleness 4    # the dense part on servers, too
     python examples/recommender.py --publish /tmp/clicks                  # and a log that others follow
     python examples/recommender.py --look-up /tmp/clicks                  # another process: look-ups from that log
 
@@ -28,6 +29,7 @@ parser.add_argument("--samples", type=int, default=120_000)
 parser.add_argument("--dim", type=int, default=8)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--frozen", action="store_true", help="train the dense part only: it is exact then, bit for bit")
+parser.add_argument("--staleness", type=int, help="train the dense part asynchronously: so many steps apart at most")
 parser.add_argument("--publish", metavar="URI", help="write the users' table there, for others to follow")
 parser.add_argument("--look-up", metavar="URI", help="train nothing: look some users up in the log that is there")
 parser.add_argument("--slow", type=float, default=0.0, metavar="S", help="extra seconds of sleep per shard")
@@ -83,9 +85,18 @@ if args.frozen:
 optimizer = torch.optim.AdamW(model.dense.parameters(), lr=3e-3)
 
 run = holdfast.join(
-    model, optimizer, dataset, batch_size=args.batch_size, shards=args.shards, seed=args.seed, drop_last=True
+    model,
+    optimizer,
+    dataset,
+    batch_size=args.batch_size,
+    shards=args.shards,
+    seed=args.seed,
+    drop_last=True,
+    mode=holdfast.Exact() if args.staleness is None else holdfast.Async(staleness=args.staleness),
 )
 log = tables.publish(model.users, args.publish) if args.publish and run.leader else None
+if log is not None:
+    log.restore()  # what an earlier training has left there
 for step in run.steps(args.steps):
     for user_shard, item_shard, click_shard in step:
         loss = F.binary_cross_entropy_with_logits(model(user_shard, item_shard), click_shard)

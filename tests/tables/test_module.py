@@ -132,3 +132,18 @@ def test_rows_are_the_same_bits_in_any_number_of_shards_and_on_disk(tmp_path: Pa
 def test_ids_are_spread_evenly_over_shards() -> None:
     owners = shard_of(np.arange(30_000, dtype=np.uint64), 3)
     assert all(9_500 < count < 10_500 for count in np.bincount(owners.astype(np.int64)))
+
+
+def test_a_state_whose_rows_are_elsewhere_is_not_taken_for_an_empty_table() -> None:
+    """As after the loss of all servers: the dense part comes back from its checkpoint, and the rows must not be new."""
+
+    trained_one, empty, filled = (holdfast.EmbeddingTable(4) for _ in range(3))
+    state = trained(trained_one).get_extra_state()
+    del state["shards"]  # what a table on servers has in its state
+    with pytest.raises(ConfigError, match="its rows are not here"):
+        empty.set_extra_state(state)
+    filled.store.restore([trained_one.store.changes(0)])
+    filled.set_extra_state(state)
+    assert filled.get_extra_state()["begun"]
+    untrained = holdfast.EmbeddingTable(4).get_extra_state()
+    empty.set_extra_state(untrained)

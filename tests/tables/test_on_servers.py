@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import holdfast
 from holdfast import tables
 from holdfast.core.errors import ConfigError, DivergedError
+from holdfast.core.words import KEY_SLICE
 from holdfast.tables import server_store
 from holdfast.tables.server_store import TableServers, TableServersSettings
 from holdfast.tables.stores import LocalStore
@@ -119,6 +121,35 @@ def test_nothing_acknowledged_is_lost_or_doubled_while_primaries_are_killed() ->
         found = store.look_up(np.arange(50, dtype=np.uint64))
         assert np.array_equal(found[:, 0], expected) and np.array_equal(found[:, 1], expected)
         connection.close()
+
+
+def test_a_table_whose_servers_are_all_lost_is_made_anew_and_is_empty_then() -> None:
+    with Fleet(2, replicas=2) as fleet:
+        table = made()
+        first = servers(fleet, "w0", replicas=2)
+        table.connect("users", first.open("users", table.settings))
+        train(table, 1)
+        state = table.get_extra_state()
+        for name in list(fleet.processes):
+            fleet.kill(name)
+        fleet.wait_for(lambda: not fleet.registered(), "the servers' leases have run out")
+        for key in [KEY_SLICE + name for name in fleet.configurations()]:
+            fleet.ledger.delete(key)  # as an agent does with what nobody has any more
+        second = servers(fleet, "w1", replicas=2)
+        opened: list[server_store.ServerStore] = []
+        opening = threading.Thread(target=lambda: opened.append(second.open("users", table.settings)))
+        opening.start()
+        for slot in range(2):
+            fleet.start(slot)
+        opening.join(60.0)
+        (store,) = opened
+        assert [store.updates(shard) for shard in range(SHARDS)] == [0] * SHARDS
+        again = made()
+        again.connect("users", store)
+        with pytest.raises(ConfigError, match="its rows are not here"):
+            again.set_extra_state(state)
+        for one in (first, second):
+            one.close()
 
 
 def gone(fleet: Fleet, name: str) -> bool:

@@ -64,6 +64,7 @@ class EmbeddingTable(torch.nn.Module):
         place = None if disk is None else Path(disk)
         self.store: TableStore = LocalStore(self.settings, rows_in_memory=rows_in_memory, disk=place)
         self._trained = True
+        self._begun = False  # some step has sent gradients, of this worker or another
         self._anchor = torch.zeros(0, requires_grad=True)  # what backward begins at: rows are no leaves
         self._gathered: Gathered = []
         self._of_shards: dict[int, Gathered] = {}
@@ -106,6 +107,7 @@ class EmbeddingTable(torch.nn.Module):
 
         DivergedError, with nothing applied, if one is not finite.
         """
+        self._begun = self._begun or self._trained
         found = [one for _, some in sorted(self._of_shards.items()) for one in some] + self._gathered
         self._gathered, self._of_shards = [], {}
         if found:
@@ -144,26 +146,29 @@ class EmbeddingTable(torch.nn.Module):
     # ---- as a part of the model's state
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Rows within this process belong to the state_dict; those of servers are kept by the servers."""
-        if not isinstance(self.store, LocalStore):
-            return {"settings": self.settings.encode()}
-        return {"settings": self.settings.encode(), "shards": [_plain(one.changes()) for one in self.store.states]}
+        """Rows within this process belong to the state_dict; of those on servers, only whether there should be any."""
+        told: dict[str, Any] = {"settings": self.settings.encode(), "begun": self._begun}
+        if isinstance(self.store, LocalStore):
+            told["shards"] = [_plain(one.changes()) for one in self.store.states]
+        return told
 
     def set_extra_state(self, state: Any) -> None:
+        """ConfigError if the rows that belong to this state are not there."""
         mine = self.settings.encode()
         if not isinstance(state, dict) or state.get("settings") != mine:
             raise ConfigError(
                 "the state is of a table with other settings than this one",
                 hint="build the table with the dim, optimizer, admit, expire, first and seed that it was saved with",
             )
-        shards = state.get("shards", [])
-        if not isinstance(self.store, LocalStore) or not shards:
-            return
-        if len(shards) != self.store.shards:
+        here, shards = isinstance(self.store, LocalStore), state.get("shards")
+        if here and shards is not None and len(shards) == self.store.shards:
+            self.store.restore([_changes(told) for told in shards])
+        elif state.get("begun") and not any(self.store.updates(shard) for shard in range(self.store.shards)):
             raise ConfigError(
-                f"the state has {len(shards)} shards, and the table {self.store.shards}", hint="use as many"
+                f"the table {self.name} was trained in this state, and its rows are not here",
+                hint="restore them from a log before the loop: holdfast.tables.publish(table, uri).restore()",
             )
-        self.store.restore([_changes(told) for told in shards])
+        self._begun = bool(state.get("begun"))
 
 
 class _LookUp(torch.autograd.Function):

@@ -44,6 +44,7 @@ from holdfast.trust.keys import Keys
 
 READ_WAIT_S = 1.0  # a read waits so long on a server until it is asked again
 LOOK_S = 0.02
+PLACED_S = 1.0  # after so long without an answer it is looked whether shards are still placed
 SHARDS = 8
 FILL_BYTES = 8 << 20  # of rows in one entry of a shard's log
 NAME_CHARACTERS_MAX = 80
@@ -76,9 +77,16 @@ class _Waiting:
     def wait(self, timeout_s: float) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: not self._left, timeout_s):
-                raise PeerError(f"{self._left} shards of a table have not answered within {timeout_s:g} s")
+                raise TimeoutError(f"{self._left} shards of a table have not answered within {timeout_s:g} s")
             if self._error is not None:
                 raise self._error
+
+    def finish(self, timeout_s: float) -> None:
+        """PeerError if it takes longer: nobody knows then what came of it."""
+        try:
+            self.wait(timeout_s)
+        except TimeoutError as error:
+            raise PeerError(str(error)) from error
 
 
 class TableServers:
@@ -105,13 +113,18 @@ class TableServers:
         give_up = time.monotonic() + timeout_s
         ledger = self._open_ledger()
         try:
-            shards = self._agree(ledger, name, settings, give_up)
-            self._place(ledger, name, shards)
+            store = ServerStore(self, name, settings, self._agree(ledger, name, settings, give_up))
+            creating = store.create()
+            while True:  # whoever held a shard may be gone for good, and is forgotten after a while
+                self._place(ledger, name, store.shards)
+                try:
+                    creating.wait(PLACED_S)
+                    return store
+                except TimeoutError as error:
+                    if time.monotonic() > give_up:
+                        raise PeerError(f"the servers that hold the table {name} do not answer: {error}") from error
         finally:
             ledger.close()
-        store = ServerStore(self, name, settings, shards)
-        store.create(max(1.0, give_up - time.monotonic()))
-        return store
 
     def close(self) -> None:
         self.asking.close()
@@ -149,6 +162,8 @@ class TableServers:
         if all(KEY_SLICE + slice_name(name, shard) in placed for shard in range(shards)):
             return
         servers = [entry.key[len(KEY_SERVERS) :] for entry in ledger.read(KEY_SERVERS).entries]
+        if len(servers) < max(self.settings.servers, self.settings.replicas):
+            return  # they come, and it is tried again
         for shard, configuration in enumerate(first_placement(servers, shards, self.settings.replicas)):
             key = KEY_SLICE + slice_name(name, shard)
             if key not in placed:
@@ -166,11 +181,12 @@ class ServerStore:
         self._sequences = [0] * shards
         self._under_way: list[_Waiting] = []
 
-    def create(self, timeout_s: float) -> None:
+    def create(self) -> _Waiting:
+        """Tell every shard what it is: the first one to do so counts."""
         waiting = _Waiting(self.shards)
         head = Answer(create_head(self.settings))
         self._servers.asking.submit([self._update(shard, head, waiting) for shard in range(self.shards)])
-        waiting.wait(timeout_s)
+        return waiting
 
     # ---- reading
 
@@ -224,7 +240,7 @@ class ServerStore:
             return Ask(slice_name(self._name, shard), head, (), done, waiting.answered)
 
         self._servers.asking.submit([ask(*one) for one in queries])
-        waiting.wait(self._servers.settings.patience_s)
+        waiting.finish(self._servers.settings.patience_s)
 
     # ---- updating
 
@@ -253,7 +269,7 @@ class ServerStore:
             for piece in fill_of(changes, rows):
                 waiting = _Waiting(1)
                 self._servers.asking.submit([self._update(shard, piece, waiting)])
-                waiting.wait(self._servers.settings.patience_s)
+                waiting.finish(self._servers.settings.patience_s)
 
     def flush(self) -> None:
         """Until all updates are acknowledged."""
@@ -261,7 +277,7 @@ class ServerStore:
 
     def _wait_until_at_most(self, count: int) -> None:
         while len(self._under_way) > count:
-            self._under_way.pop(0).wait(self._servers.settings.patience_s)
+            self._under_way.pop(0).finish(self._servers.settings.patience_s)
 
     def _update(self, shard: int, update: Answer, waiting: _Waiting) -> Ask:
         self._sequences[shard] += 1
