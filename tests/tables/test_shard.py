@@ -126,6 +126,22 @@ def test_changes_bring_a_shard_from_anywhere_to_the_same_bits(
     assert again.digest() == shard.digest()
 
 
+@needs_compiler
+def test_plain_rows_grow_as_compiled_ones_do() -> None:
+    table = TableSettings(dim=3, optimizer=Adam(), admit=2, expire=Expire(rows=150))
+    draws = np.random.default_rng(1)
+    history = History([draws.integers(0, 400, 100).tolist() for _ in range(12)], 3)
+    shards = [TableShard(table) for _ in range(4)]
+    for shard in shards[2:]:
+        shard.kernels = PlainKernels()
+        shard._rows = shard.kernels.rows(table)
+    for shard in shards[::2]:
+        play(shard, history)
+    for shard, source in ((shards[1], shards[2]), (shards[3], shards[0])):
+        shard.apply_changes(source.changes())
+    assert len({shard.digest() for shard in shards}) == 1 and len(shards[0]) > 100
+
+
 def test_changes_that_do_not_follow_are_named() -> None:
     table = TableSettings(dim=2)
     shard = play(TableShard(table), History([[1], [2], [3]], 2))
@@ -217,7 +233,8 @@ def test_without_a_compiler_numpy_computes(monkeypatch: pytest.MonkeyPatch) -> N
             compiling.library.cache_clear()
             native.functions.cache_clear()
             assert isinstance(kernels(), PlainKernels)
-    native.functions.cache_clear()
+    for cached in (compiling.library, native.functions):
+        cached.cache_clear()
     monkeypatch.setenv(VARIABLE, "quick")
     with pytest.raises(ConfigError, match="neither native nor torch"):
         kernels()

@@ -29,6 +29,8 @@ from holdfast.tables.settings import ROWS_MAX, TableSettings
 SOURCE = Path(__file__).with_name("rows.c")
 LOAD_MAX = 0.8  # of an index: it doubles then
 ROWS_MIN = 1024
+RESERVED_BYTES = 16 << 30  # addresses for records, not memory
+MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
 HUGE_BYTES = 4 << 20  # memory from this size on is asked for in large pages: random rows miss the TLB otherwise
 
 
@@ -61,40 +63,42 @@ class _Rule(ctypes.Structure):
 
 
 class Memory:
-    """Zeros that can grow without being copied: the kernel moves pages, and a page counts once it is written to."""
+    """Zeros that can grow without being copied, in addresses that are reserved: a page counts once it is written to."""
 
-    def __init__(self, nbytes: int) -> None:
-        self._map = _mapped(nbytes)
-        self.array = np.frombuffer(self._map, dtype=np.uint8)
+    def __init__(self, nbytes: int, reserved_bytes: int = 0) -> None:
+        try:
+            self._map = _mapped(max(nbytes, reserved_bytes))
+        except OSError:  # a limit on addresses
+            self._map = _mapped(nbytes)
+        self.array = self._looked_at(nbytes)
 
     @property
     def address(self) -> int:
         return int(self.array.ctypes.data)
 
     def grow(self, nbytes: int) -> None:
-        del self.array
-        try:
-            self._map.resize(nbytes)
-            _ask_for_large_pages(self._map, nbytes)
-        except (BufferError, OSError, SystemError):  # somebody looks at it, or this kernel cannot
-            larger = _mapped(nbytes)
-            larger[: len(self._map)] = self._map[:]
-            self._map = larger
-        self.array = np.frombuffer(self._map, dtype=np.uint8)
+        if nbytes > len(self._map):
+            used = len(self.array)
+            del self.array
+            try:
+                self._map.resize(nbytes)  # the kernel moves pages
+            except (BufferError, OSError, SystemError):  # somebody looks at it, or this kernel cannot
+                larger = _mapped(nbytes)
+                larger[:used] = self._map[:used]
+                self._map = larger
+        self.array = self._looked_at(nbytes)
+
+    def _looked_at(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        if nbytes >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+            try:
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:
+                pass  # a kernel without them
+        return np.frombuffer(self._map, dtype=np.uint8, count=nbytes)
 
 
 def _mapped(nbytes: int) -> mmap.mmap:
-    made = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    _ask_for_large_pages(made, nbytes)
-    return made
-
-
-def _ask_for_large_pages(made: mmap.mmap, nbytes: int) -> None:
-    if nbytes >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            made.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without them
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
 
 
 @lru_cache(maxsize=1)
@@ -200,7 +204,7 @@ class NativeRows:
     def clear(self) -> None:
         self.candidates = NativeMarks()
         self._room = ROWS_MIN
-        self._records = Memory(ROWS_MIN * self.layout.nbytes)
+        self._records = Memory(ROWS_MIN * self.layout.nbytes, RESERVED_BYTES)
         self._index = Memory(8 << 11)
         first = self._first
         self._size = _Rows(

@@ -158,8 +158,9 @@ class PlainRows:
 
     def put(self, records: Records) -> None:
         ids = ids_of(records)
-        for at, row in enumerate(self.find(ids).tolist()):
-            self._memory[row if row >= 0 else self._appended(ids[at : at + 1])] = records[at]
+        for at, found in enumerate(self.find(ids).tolist()):
+            row = found if found >= 0 else self._appended(ids[at : at + 1])
+            self._memory[row] = records[at]
 
     def remove(self, ids: Ids) -> int:
         removed = 0
