@@ -24,6 +24,7 @@ import os
 import queue
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from holdfast.agent.ending import AgentEnding
@@ -45,8 +46,8 @@ from holdfast.agent.workers.heartbeat_watch import HeartbeatWatch
 from holdfast.agent.workers.standing_still import FoundHung
 from holdfast.agent.workers.warm_starts import WarmedUp
 from holdfast.agent.workforce import Died, Workforce
-from holdfast.core.errors import LedgerError
-from holdfast.core.words import KEY_STOP, encode_json
+from holdfast.core.errors import LedgerError, ProtocolError
+from holdfast.core.words import KEY_CHECKPOINT, KEY_STOP, decode_whole, encode_json
 from holdfast.placement.directory import RunDirectory
 
 LOOK_PERIOD_S = 0.2
@@ -193,8 +194,24 @@ class Agent:
             parts.ending.write_early()
         self._reporter.look(now, workers=len(parts.crew))
         parts.serving.look(now)
+        if (lost := parts.serving.lost(now)) and not self._policy.done and not self._policy.stopping:
+            self._lose_slices(lost)
         if parts.among is not None:
             parts.among.look(now)
+
+    def _lose_slices(self, lost: list[str]) -> None:
+        """All replicas are gone. With a checkpoint all begin anew from there; without one, nobody has the state."""
+        saved = None
+        with suppress(LedgerError, ProtocolError):
+            entry = self._ledger.get(KEY_CHECKPOINT)
+            saved = decode_whole(entry.value, "step") if entry is not None else None
+        self._reporter.tell("slices_lost", slices=lost, **({"step": saved} if saved is not None else {}))
+        if saved is None:
+            self._policy.stop_at_once(f"all replicas of {', '.join(lost)} are lost, and there is no checkpoint", 1)
+            return
+        self._parts.serving.start_over()
+        for worker in list(self._policy.alive):
+            self._parts.workforce.kill(worker, "the servers' state is lost, and all begin anew from the checkpoint")
 
     def _look_at_events(self, now: float) -> None:
         for event in self._parts.history.reader.poll():

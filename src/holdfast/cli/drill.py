@@ -44,6 +44,8 @@ def add_arguments(drill: argparse.ArgumentParser) -> None:
     drill.add_argument("--for", metavar="T", help="how long faults are injected (default: 60s)")
     drill.add_argument("--seed", type=int, metavar="S", help="which faults come when (default: 0)")
     drill.add_argument("--kill-every", metavar="T", help="kill a worker about once in T")
+    drill.add_argument("--servers", type=int, metavar="N", help="parameter servers, for mode=holdfast.Async()")
+    drill.add_argument("--kill-servers-every", metavar="T", help="kill a parameter server about once in T")
     drill.add_argument("--stop", type=int, metavar="N", help="stop N workers for good")
     drill.add_argument("--slow", action="append", metavar="W:Fx", help="1:5x: worker 1 is 5 times slower")
     drill.add_argument("--partition", metavar="T", help="cut one host off for the time T")
@@ -93,6 +95,10 @@ def _conduct(options: argparse.Namespace, plan: Any) -> int:
     saving = CheckpointSettings(every=plan.save_every, keep_best=plan.keep_best)
     script = words[1] if module else words[0]
     RunSettings(name="drill", script=script, module=module, workers=plan.workers, checkpoint=saving).validate()
+    if plan.servers:
+        from holdfast.drills.server_drill import conduct_servers
+
+        return conduct_servers(plan, words, Path(options.json) if options.json else None)
     if not 0 <= options.goodput_min <= 1:
         raise ConfigError(f"--goodput-min is {options.goodput_min:g}", hint="give a fraction from 0 to 1")
     return conduct(

@@ -19,6 +19,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "server_started": ("server", "pid"),
     "server_exited": ("server", "pid", "exit_code", "signal", "reason"),
     "failover": ("slice", "primary", "was", "epoch", "reason"),  # a slice has another primary
+    # no server has them any more; the checkpoint from which all begin anew, if there is one
+    "slices_lost": ("slices", "step"),
     "slice_moves": ("slice", "servers", "reason"),  # where it should be from now on
     "hung": ("worker", "step", "activity", "seconds", "phi", "reason", "killed", "stacks"),
     # everybody waits for somebody who waits too: who is in the way, and is ended if that is safe; who waits for what
@@ -51,7 +53,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "waiting": ("step", "reason"),  # it does not get on, and why
     "checkpoint": ("step", "uri", "bytes", "duration_s", "held_s"),  # it has committed one
     # parameter servers: its updates since the last such event, by how many of others came between
-    "staleness": ("updates",),
+    # (its steps ahead of the slowest worker at most, where that was looked at, and how many are allowed)
+    "staleness": ("updates", "ahead", "bound"),
     "captured": ("versions", "left"),  # a state of all slices, for a checkpoint; steps before the next that are not in
     # at step 0, although the run was further: nobody has the state, and there is no checkpoint. `keeps`: it keeps them
     "started_over": ("view", "step", "keeps"),

@@ -42,6 +42,11 @@ FAULTS: dict[str, FaultEntry] = {
     "kill": FaultEntry(
         "--kill-every 10s", "SIGKILL to a worker, about once in each such time. A new one takes its place."
     ),
+    "kill-server": FaultEntry(
+        "--kill-servers-every 5s",
+        "SIGKILL to a parameter server, about once in each such time, the primary of each slice in turn, while every "
+        "slice keeps a majority. For scripts in the asynchronous mode, with --servers 3 or more and no other fault.",
+    ),
     "stop": FaultEntry(
         "--stop N",
         "SIGSTOP to N workers, one after another, for good: they live and do nothing, until the others go on without "

@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.core.durations import parse_duration
 from holdfast.core.errors import ConfigError
 from holdfast.core.options.kinds import parse_whole
-from holdfast.core.options.run import WORKERS_MAX
+from holdfast.core.options.run import SERVERS_MAX, WORKERS_MAX
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,6 +46,8 @@ class DrillPlan:
     for_s: float = 60.0
     seed: int = 0
     kill_every_s: float = 0.0
+    servers: int = 0  # parameter servers, for a script in the asynchronous mode
+    kill_servers_every_s: float = 0.0
     stop: int = 0
     slow: tuple[SlowWorker, ...] = ()
     partition_s: float = 0.0
@@ -61,6 +63,7 @@ class DrillPlan:
         """The faults that it asks for, by the names of the catalogue."""
         asked = {
             "kill": self.kill_every_s,
+            "kill-server": self.kill_servers_every_s,
             "stop": self.stop,
             "slow": self.slow,
             "partition": self.partition_s,
@@ -89,6 +92,7 @@ class DrillPlan:
             )
         if self.kill_every_s:
             _between("--kill-every", self.kill_every_s, PERIOD_S_MIN, self.for_s, "at most once in the drill's --for")
+        self._check_servers()
         self._check_slow()
         self._check_windows()
         if self.corrupt and self.corrupt not in CORRUPTIBLE:
@@ -101,6 +105,21 @@ class DrillPlan:
         if self.partition_s and self.hosts < 2:
             raise ConfigError("--partition needs at least 2 hosts to cut", hint="leave --hosts out, or give 2 or more")
         return self
+
+    def _check_servers(self) -> None:
+        if bool(self.servers) != bool(self.kill_servers_every_s):
+            raise ConfigError(
+                "--servers and --kill-servers-every belong together", hint="--servers 3 --kill-servers-every 5s"
+            )
+        if not self.servers:
+            return
+        _between("--servers", self.servers, 3, SERVERS_MAX, "a slice outlives a server if 3 or more have it")
+        most = "at most once in the drill's --for"
+        _between("--kill-servers-every", self.kill_servers_every_s, PERIOD_S_MIN, self.for_s, most)
+        if len(self.kinds) > 1:
+            raise ConfigError(
+                "a drill of parameter servers has no other faults", hint="leave out all but --kill-servers-every"
+            )
 
     def _check_slow(self) -> None:
         for slow in self.slow:
@@ -134,14 +153,14 @@ def parse_slow(value: object) -> SlowWorker:
 def parse_plan(options: Mapping[str, Any]) -> DrillPlan:
     """From the options' own names, as in the file and on the command line; those that are None are not given."""
     given = {name: value for name, value in options.items() if value is not None}
-    durations = {"for", "kill-every", "partition", "ledger-down", "storage-down", "disk-full"}
+    durations = {"for", "kill-every", "kill-servers-every", "partition", "ledger-down", "storage-down", "disk-full"}
     settings: dict[str, Any] = {}
     for name, value in given.items():
         if name in durations:
             settings[f"{name.replace('-', '_')}_s"] = _duration(name, value)
         elif name == "slow":
             settings["slow"] = tuple(map(parse_slow, value if isinstance(value, list | tuple) else [value]))
-        elif name in ("workers", "spares", "hosts", "seed", "stop"):
+        elif name in ("workers", "spares", "hosts", "seed", "stop", "servers"):
             settings[name] = _whole(name, value)
         else:
             settings[name.replace("-", "_")] = str(value)

@@ -193,6 +193,12 @@ def _server_exited(event: Event) -> str:
     return f"the parameter server {event['server']} is gone: {event['reason']}{how}{code}"
 
 
+def _slices_lost(event: Event) -> str:
+    step = event.get("step")
+    then = "there is no checkpoint" if step is None else f"all begin anew from the checkpoint of step {step}"
+    return f"all replicas of {names(event['slices'])} are lost; {then}"
+
+
 def _staleness(event: Event) -> str:
     updates = {int(stale): int(number) for stale, number in event["updates"].items()}
     made = sum(updates.values())
@@ -299,6 +305,7 @@ _SENTENCES: Final[dict[str, Callable[[Event], str]]] = {
     "checkpoint": _checkpoint,
     "staleness": _staleness,
     "server_exited": _server_exited,
+    "slices_lost": _slices_lost,
     "slice_moves": lambda event: f"{event['slice']} should be on {names(event['servers'])}: {event['reason']}",
     "captured": _captured,
     "started_over": _started_over,

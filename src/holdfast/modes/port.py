@@ -32,6 +32,7 @@ from holdfast.modes.capture import GradientCapture
 from holdfast.reduce.aggregators import Aggregator, Mean
 from holdfast.reduce.reduction import Kept
 from holdfast.servers.units_port import ServerLines
+from holdfast.state.extras import Stateful
 from holdfast.state.optimizer import Optimizers
 
 Place = tuple[int, int]  # (step, shard) of the ShardPlan: which samples, and the random state that they start from
@@ -139,6 +140,7 @@ class TrainingParts:
     me: str
     model: torch.nn.Module
     optimizers: Optimizers
+    extras: Mapping[str, Stateful]  # what travels with the state besides
     data: DataPlan
     events: EventLog
     servers: Callable[[], ServerLines]

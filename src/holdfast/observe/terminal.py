@@ -105,6 +105,7 @@ class Narrator:
     TOLD = (
         *("worker_started", "worker_exited", "hung", "standstill", "joined", "evicted", "resumed"),
         *("slow", "no_longer_slow", "late", "caught_up", "warning", "failed", "script_mistake"),
+        *("server_exited", "failover", "slices_lost"),
         *("host_silent", "host_back", "host_given_up", "recovered", "corruption", "rewound", "started_over", "skipped"),
     )
 

@@ -78,11 +78,11 @@ def recipe_of(optimizers: Optimizers, parameters: Sequence[torch.nn.Parameter]) 
     return Recipe(tuple(groups), tuple(places[number] for number in range(len(parameters))))
 
 
-def settings_of(group: Mapping[str, Any], whose: str = "a group's") -> dict[str, Plain]:
-    """The plain values of a parameter group: what decides the update."""
+def settings_of(group: Mapping[str, Any], whose: str = "a group's", *, keep_notes: bool = False) -> dict[str, Plain]:
+    """The plain values of a parameter group: what decides the update. `keep_notes`: and what schedulers note there."""
     found: dict[str, Plain] = {}
     for name, value in group.items():
-        if name in _OURS or name.startswith("initial_"):  # a scheduler's own note
+        if name in _OURS or (name.startswith("initial_") and not keep_notes):  # a scheduler's own note
             continue
         plain = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
         plain = list(plain) if isinstance(plain, tuple) else plain

@@ -36,10 +36,20 @@ class Given:
     """Exactly one of the two: a unit to compute, or nothing is left to do."""
 
     unit: int | None = None
+    wish: int = 0  # a worker that came asks for extras, and this is the newest such wish that nobody has met
 
     @property
     def is_over(self) -> bool:
         return self.unit is None
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What scripts keep beside the parameters (schedulers, say), after so many steps of somebody's loop."""
+
+    wish: int  # that they meet, and all before it
+    step: int
+    text: str
 
 
 @dataclass
@@ -61,6 +71,8 @@ class UnitTable:
         self.begun = False  # somebody has said where the run begins
         self.returned: list[int] = []  # in order
         self.rows: dict[str, Row] = {}
+        self.wishes = 0  # for extras, so far
+        self.extras = Extras(0, 0, "")
         self.waiting: list[str] = []  # workers whose ask has no answer, in order
 
     def begin(self, unit: int, left: Collection[int] = ()) -> None:
@@ -68,6 +80,14 @@ class UnitTable:
         if not self.begun:
             self.begun, self.next, self.returned = True, unit, sorted(set(left))
             self._answer()
+
+    def wish(self) -> None:
+        self.wishes += 1
+
+    def bring(self, extras: Extras) -> None:
+        """Somebody's extras, for whoever has wished for them. Of several, those of the one who is furthest."""
+        if (extras.wish, extras.step) > (self.extras.wish, self.extras.step) and extras.wish <= self.wishes:
+            self.extras = extras
 
     def used(self, worker: str, incarnation: int, unit: int) -> None:
         """Its update is acknowledged."""
@@ -111,7 +131,9 @@ class UnitTable:
         """None: not yet."""
         row = self.rows.get(worker)
         known = row.answer if row is not None else None
-        return known[1] if known is not None and known[0] == sequence else None
+        if known is None or known[0] != sequence:
+            return None
+        return Given(known[1].unit, self.wishes if self.extras.wish < self.wishes else 0)
 
     def left_at(self, clocks: Mapping[str, int]) -> list[int] | None:
         """The units before `next` that are not in the parameters at these clocks; None: nobody knows any more.

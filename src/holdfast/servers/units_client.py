@@ -15,10 +15,10 @@ from holdfast.core.errors import PeerError
 from holdfast.core.words import KEY_SERVERS, KEY_SLICE, encode_json
 from holdfast.ledger.port import Ledger
 from holdfast.servers.asking import Ask, Asking
-from holdfast.servers.frames import Head
 from holdfast.servers.log_codec import encode_configuration
 from holdfast.servers.placing import first_placement
-from holdfast.servers.units import Given
+from holdfast.servers.replicated import Head
+from holdfast.servers.units import Extras, Given
 from holdfast.servers.units_port import Standing
 from holdfast.servers.units_state import (
     NAME,
@@ -26,10 +26,14 @@ from holdfast.servers.units_state import (
     ask_head,
     back_head,
     begin_head,
+    bring_head,
+    extras_query,
+    read_extras,
     read_given,
     read_standing,
     standing_query,
     used_head,
+    wish_head,
 )
 
 ANSWER_S = 3600.0  # for a unit: as long as the others may take for the last ones
@@ -86,6 +90,7 @@ class RemoteUnits:
         self._asked = 0  # the sequence of the last ask
         self._seen = 0
         self._reply: _Reply | None = None
+        self._wish: tuple[int, _Reply] | None = None
 
     def begin(self, unit: int, left: Collection[int]) -> None:
         self._push(begin_head(unit, left))
@@ -111,6 +116,21 @@ class RemoteUnits:
         reply = _Reply()
         self._submit(_read(standing_query(clocks)), reply, self._patience_s)
         return read_standing(reply.wait(self._patience_s)["answer"])
+
+    def wish(self) -> int:
+        self._push(wish_head())
+        reply = _Reply()
+        self._submit(_read(standing_query(None)), reply, self._patience_s)
+        return int(reply.wait(self._patience_s)["answer"]["wishes"])
+
+    def bring(self, extras: Extras) -> None:
+        self._push(bring_head(extras))
+
+    def extras(self, wish: int) -> Extras | None:
+        if self._wish is None or self._wish[0] != wish:
+            self._wish = (wish, _Reply())
+            self._submit(_read(extras_query(wish)), self._wish[1], self._patience_s)
+        return read_extras(self._wish[1].wait(0)["answer"]["bring"]) if self._wish[1].has_come else None
 
     def give_back(self) -> None:
         self._push(back_head())

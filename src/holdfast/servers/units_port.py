@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.servers.port import ParameterServers
-from holdfast.servers.units import Ask, Given, UnitTable
+from holdfast.servers.units import Ask, Extras, Given, UnitTable
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,15 @@ class Units(Protocol):
 
     def standing(self, clocks: Mapping[str, int] | None = None) -> Standing | None:
         """Now; or what is left in a state of the parameters with these clocks, None where nobody knows any more."""
+
+    def wish(self) -> int:
+        """Ask the others for their extras. The number of the wish."""
+
+    def bring(self, extras: Extras) -> None:
+        """This worker's extras, for those who wish for them."""
+
+    def extras(self, wish: int) -> Extras | None:
+        """That meet this wish; None: not yet."""
 
     def give_back(self) -> None:
         """Whatever this worker holds: another may have it."""
@@ -88,6 +97,20 @@ class MemoryUnits:
             table = self._shared.table
             left = table.left_at(clocks if clocks is not None else {})
             return Standing(table.begun, table.next, tuple(left)) if left is not None else None
+
+    def wish(self) -> int:
+        with self._shared.lock:
+            self._shared.table.wish()
+            return self._shared.table.wishes
+
+    def bring(self, extras: Extras) -> None:
+        with self._shared.lock:
+            self._shared.table.bring(extras)
+
+    def extras(self, wish: int) -> Extras | None:
+        with self._shared.lock:
+            found = self._shared.table.extras
+        return found if found.wish >= wish else None
 
     def give_back(self) -> None:
         with self._shared.lock:

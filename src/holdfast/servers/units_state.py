@@ -4,6 +4,8 @@
     used     a unit whose update is acknowledged
     ask      for a unit before `until`, at this clock; the sequence of the update is that of the ask
     back     this worker will not use what it holds
+    wish     for somebody's extras
+    bring    extras, for those who wish for them
 
 One update may have several of them, which are carried out in this order. Pure but for being changed.
 """
@@ -18,13 +20,14 @@ import xxhash
 from holdfast.core.errors import ProtocolError
 from holdfast.core.words import encode_json
 from holdfast.servers.replicated import Answer, Author, Head, Payload
-from holdfast.servers.units import Ask, Given, Row, UnitTable
+from holdfast.servers.units import Ask, Extras, Given, Row, UnitTable
 from holdfast.servers.units_port import Standing
 
 KIND = "units"
 NAME = "units/0"
 NUMBER_MAX = 1 << 62
 LEFT_MAX = 1 << 16
+EXTRAS_CHARACTERS_MAX = 2 << 20
 
 
 def begin_head(unit: int, left: Collection[int]) -> dict[str, Any]:
@@ -43,6 +46,27 @@ def back_head() -> dict[str, Any]:
     return {"back": True}
 
 
+def wish_head() -> dict[str, Any]:
+    return {"wish": True}
+
+
+def bring_head(extras: Extras) -> dict[str, Any]:
+    return {"bring": {"wish": extras.wish, "step": extras.step, "text": extras.text}}
+
+
+def extras_query(wish: int) -> Head:
+    return {"kind": "extras", "wish": wish}
+
+
+def read_extras(head: Any) -> Extras:
+    """ProtocolError for what no worker would send."""
+    if not isinstance(head, dict) or not _are_numbers([head.get("wish"), head.get("step")]):
+        raise ProtocolError("extras that are none")
+    if not isinstance(head.get("text"), str) or len(head["text"]) > EXTRAS_CHARACTERS_MAX:
+        raise ProtocolError("extras that are none, or too large")
+    return Extras(head["wish"], head["step"], head["text"])
+
+
 def answer_query(worker: str, sequence: int) -> Head:
     return {"kind": "answer", "worker": worker, "sequence": sequence}
 
@@ -52,10 +76,10 @@ def standing_query(clocks: Mapping[str, int] | None) -> Head:
 
 
 def read_given(head: Head) -> Given:
-    unit = head.get("unit")
-    if unit is not None and not _is_number(unit):
+    unit, wish = head.get("unit"), head.get("wish", 0)
+    if (unit is not None and not _is_number(unit)) or not _is_number(wish):
         raise ProtocolError("a unit that is no number")
-    return Given(unit)
+    return Given(unit, wish)
 
 
 def read_standing(head: Head) -> Standing | None:
@@ -76,7 +100,7 @@ class UnitsState:
         _read(payload.head)
 
     def apply(self, author: Author, payload: Payload) -> None:
-        begin, used, ask, back = _read(payload.head)
+        begin, used, ask = _read(payload.head)
         self.version += 1
         table, who = self._table, (author.worker, author.incarnation)
         if begin is not None:
@@ -85,8 +109,12 @@ class UnitsState:
             table.used(*who, used)
         if ask is not None:
             table.ask(*who, Ask(author.sequence, *ask))
-        if back:
+        if payload.head.get("back") is True:
             table.give_back(*who)
+        if payload.head.get("wish") is True:
+            table.wish()
+        if "bring" in payload.head:
+            table.bring(read_extras(payload.head["bring"]))
 
     def forget(self, worker: str, incarnation: int) -> None:
         self._table.forget(worker, incarnation)
@@ -98,12 +126,18 @@ class UnitsState:
             if not isinstance(worker, str) or not _is_number(sequence):
                 raise ProtocolError("a question for a unit that names nobody")
             given = table.answer(worker, int(sequence))  # type: ignore[arg-type]
-            return Answer({"unit": given.unit}) if given is not None else None
+            return Answer({"unit": given.unit, "wish": given.wish}) if given is not None else None
+        if kind == "extras":
+            if not _is_number(query.get("wish")):
+                raise ProtocolError("a wish that is no number")
+            met = table.extras.wish >= query["wish"]
+            return Answer(bring_head(table.extras)) if met else None
         if kind == "standing":
             clocks = query.get("clocks")
             if not isinstance(clocks, dict) or not all(_is_number(clock) for clock in clocks.values()):
                 raise ProtocolError("clocks that are none")
-            return Answer({"begun": table.begun, "next": table.next, "left": table.left_at(clocks)})
+            left = table.left_at(clocks)
+            return Answer({"begun": table.begun, "next": table.next, "left": left, "wishes": table.wishes})
         raise ProtocolError(f"a query of units of the kind {kind!r:.40}")
 
     def capture(self) -> Answer:
@@ -128,6 +162,8 @@ class UnitsState:
             "returned": table.returned,
             "waiting": table.waiting,
             "rows": rows,
+            "wishes": table.wishes,
+            **bring_head(table.extras),
         }
 
     def restore(self, payload: Payload) -> None:
@@ -142,7 +178,7 @@ class UnitsState:
                     Ask(*map(int, row["ask"])) if row["ask"] is not None else None,
                     (int(row["answer"][0]), Given(row["answer"][1])) if row["answer"] is not None else None,
                 )
-            version = int(head["version"])
+            version, table.wishes, table.extras = int(head["version"]), int(head["wishes"]), read_extras(head["bring"])
             table.waiting = [str(worker) for worker in head["waiting"]]
             if not all(table.rows[worker].ask is not None for worker in table.waiting):
                 raise ValueError("somebody waits who has not asked")
@@ -154,9 +190,9 @@ class UnitsState:
         return xxhash.xxh3_128(encode_json(self._captured())).hexdigest()
 
 
-def _read(head: Head) -> tuple[tuple[int, list[int]] | None, int | None, tuple[int, int, int] | None, bool]:
+def _read(head: Head) -> tuple[tuple[int, list[int]] | None, int | None, tuple[int, int, int] | None]:
     """ProtocolError for what no worker would send."""
-    if not head or not head.keys() <= {"begin", "used", "ask", "back"}:
+    if not head or not head.keys() <= {"begin", "used", "ask", "back", "wish", "bring"}:
         raise ProtocolError("an update of units that is none")
     begin, used, ask = head.get("begin"), head.get("used"), head.get("ask")
     if begin is not None:
@@ -170,7 +206,9 @@ def _read(head: Head) -> tuple[tuple[int, list[int]] | None, int | None, tuple[i
         if not _are_numbers(fields):
             raise ProtocolError("a question for a unit that is none")
         ask = tuple(fields)
-    return begin, used, ask, head.get("back") is True
+    if "bring" in head:
+        read_extras(head["bring"])
+    return begin, used, ask
 
 
 def _is_number(value: Any) -> bool:

@@ -78,6 +78,10 @@ class ServerCrew:
         self._slots = [_Slot(number) for number in range(self._settings.servers)]
 
     @property
+    def is_wanted(self) -> bool:
+        return bool(self._slots) and not self._ending
+
+    @property
     def living(self) -> list[str]:
         return [slot.server for slot in self._slots if slot.process is not None]
 
@@ -132,6 +136,13 @@ class ServerCrew:
         if died.trouble:
             self._reporter.warn(f"the ledger did not take {slot.server}'s death: {died.trouble}")
         self.look(now)
+
+    def start_over(self) -> None:
+        """All of them, empty."""
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.killed = "started over"
+                slot.process.kill()
 
     def close(self) -> None:
         """The run is over, or this host leaves it: no server is needed here any more."""

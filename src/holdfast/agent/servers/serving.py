@@ -18,6 +18,7 @@ from holdfast.agent.servers.slice_keeper import SliceKeeper
 from holdfast.agent.settings import RunSettings
 from holdfast.agent.workers.processes import DeathWatch
 from holdfast.core.errors import ProtocolError
+from holdfast.core.options.run import MEMORY
 from holdfast.core.words import KEY_SERVERS, Registration, host_of
 from holdfast.placement.directory import RunDirectory
 
@@ -28,6 +29,7 @@ class Serving:
     _keeper: SliceKeeper
     _deaths: DeathWatch
     _host: str
+    _forgets: bool  # what servers have goes with them
     _known: set[str] = field(default_factory=set)  # registrations of this host's
     _heard: bool = False  # what the ledger has: before that, it is not known who serves already
 
@@ -52,7 +54,7 @@ class Serving:
         )
         crew = ServerCrew(settings, directory, socket_dir, ledgers.main, deaths, reporter, listen, starts)
         keeper = SliceKeeper(ledgers.main, reporter.tell, reporter.refused, settings.replicas)
-        return cls(crew, keeper, deaths, settings.host)
+        return cls(crew, keeper, deaths, settings.host, settings.durable == MEMORY)
 
     def heard(self, news: News, now: float) -> None:
         if isinstance(news, LedgerContents):
@@ -60,6 +62,8 @@ class Serving:
                 self._changed(key, None, now)
             for key, value in news.values.items():
                 self._changed(key, value, now, first=not self._heard)
+            if not self._heard and not self._keeper.servers and self._forgets:
+                self._keeper.forget_slices()  # of servers that had them in memory, and are gone
             self._heard = True
             self._crew.look(now)
         elif isinstance(news, LedgerChange):
@@ -88,6 +92,15 @@ class Serving:
         if self._heard:
             self._crew.look(now)
             self._keeper.look(now)
+
+    def lost(self, now: float) -> list[str]:
+        """Slices that no server has any more, as far as this host's servers are concerned."""
+        return self._keeper.lost(now) if self._heard and self._crew.is_wanted and self._forgets else []
+
+    def start_over(self) -> None:
+        """With empty servers, to which workers bring the newest checkpoint."""
+        self._keeper.forget_slices()
+        self._crew.start_over()
 
     def close(self) -> None:
         self._crew.close()

@@ -15,12 +15,13 @@ from holdfast.agent.ledgers import attempt
 from holdfast.agent.servers.moving import decide
 from holdfast.core.errors import HoldfastError, ProtocolError
 from holdfast.core.options.run import REPLICAS
-from holdfast.core.words import KEY_SERVERS, KEY_SLICE, KEY_TARGETS, Registration, decode_json
+from holdfast.core.words import KEY_SERVERS, KEY_SLICE, KEY_SLICES, KEY_TARGETS, Registration, decode_json
 from holdfast.ledger.port import Ledger
 from holdfast.log.configuration import Configuration
 from holdfast.servers.log_codec import decode_configuration
 from holdfast.servers.placing import Target
 
+LOST_S = 5.0  # without any replica: an agent that takes over hears of living servers sooner
 SETTLE_S = 1.0  # after a change: a server that is replaced is back soon, and several may come at once
 
 
@@ -34,6 +35,7 @@ class SliceKeeper:
     servers: dict[str, Registration] = field(default_factory=dict)
     _targets: dict[str, Target] = field(default_factory=dict)
     _decide_at: float | None = None
+    _lost_since: dict[str, float] = field(default_factory=dict)
 
     def heard(self, key: str, value: bytes | None, now: float) -> None:
         """A key of the ledger has changed; None: it is gone."""
@@ -60,6 +62,24 @@ class SliceKeeper:
             known.pop(name, None)
         else:
             known[name] = decode(value)
+
+    def lost(self, now: float) -> list[str]:
+        """Slices whose replicas are all gone, and whose state with them."""
+        without = [name for name, one in self.slices.items() if not self.servers.keys() & set(one.replicas)]
+        self._lost_since = {name: self._lost_since.get(name, now) for name in without}
+        return sorted(name for name, since in self._lost_since.items() if now - since > LOST_S)
+
+    def forget_slices(self) -> None:
+        """Nobody has them any more: whoever comes next may create them anew."""
+        keys = [KEY_SLICES]
+        for prefix in (KEY_SLICE, KEY_TARGETS):
+            attempt(lambda prefix=prefix: keys.extend(self._keys(prefix)), self._refused)  # type: ignore[misc]
+        for key in keys:
+            attempt(lambda key=key: self._ledger.delete(key), self._refused)  # type: ignore[misc]
+        self.slices, self._targets, self._lost_since = {}, {}, {}
+
+    def _keys(self, prefix: str) -> list[str]:
+        return [entry.key for entry in self._ledger.read(prefix).entries]
 
     def look(self, now: float) -> None:
         if self._decide_at is None or now < self._decide_at:

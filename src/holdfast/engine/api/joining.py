@@ -149,12 +149,14 @@ def take_part(place: Place, training: Training, config: RunConfig) -> Run:
     model, optimizer, extras, capture = training.model, training.optimizer, training.extras, training.capture
     plan, loader, saving = training.plan, training.loader, training.saving
     loops = Loops(Losses(config.spike), place.mode.data(plan))
-    holder = Holder(model, optimizer, {**extras, LOOPS: loops}, buffers=capture.buffers)
+    travels = {**extras, LOOPS: loops}
+    holder = Holder(model, optimizer, travels, buffers=capture.buffers)
     place.agree(config)
     parts = TrainingParts(
         me=place.me,
         model=model,
         optimizers=optimizer,
+        extras=travels,
         data=loops.data,
         events=place.events,
         servers=place.reach_servers,

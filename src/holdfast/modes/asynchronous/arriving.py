@@ -14,6 +14,7 @@ import torch
 
 from holdfast.core.errors import PeerError
 from holdfast.modes.asynchronous.exchange import Exchange
+from holdfast.modes.asynchronous.extras import TravellingExtras
 from holdfast.modes.asynchronous.given_steps import GivenSteps
 from holdfast.modes.asynchronous.served_state import ServedState, all_pieces
 from holdfast.servers.port import Piece, Versions
@@ -25,6 +26,7 @@ CAPTURE_S = 120.0
 CAPTURES = 3
 BEGUN_S = 20.0  # for whoever creates the slices to say with which unit the run begins
 LOOK_S = 0.05
+EXTRAS_S = 15.0  # for the others' extras: as long as their next step takes
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ def arrive(
     data: GivenSteps,
     staged: Sequence[torch.Tensor],
     *,
+    extras: TravellingExtras,
     search: Callable[[], int | None],
     wait: Callable[[float], None],
 ) -> Arrival:
@@ -59,10 +62,25 @@ def arrive(
         unit, left = data.begins_at if step is not None else (0, ())
         lines.units.begin(max(unit, step or 0), left)
     standing = _begun(lines, wait)
+    step = standing.next if standing.next or not created else None
+    if not created and (brought := _wished(lines, extras, wait)) is not None:
+        step = brought
     clock = lines.parameters.join()
     lines.parameters.pull(staged).wait(OPEN_S)
     state.load(staged)
-    return Arrival(standing.next if standing.next or not created else None, clock, created)
+    return Arrival(step, clock, created)
+
+
+def _wished(lines: ServerLines, extras: TravellingExtras, wait: Callable[[float], None]) -> int | None:
+    """Somebody's extras are in place, after so many steps; None: nobody has brought any."""
+    wish, left_s = lines.units.wish(), EXTRAS_S
+    while (found := lines.units.extras(wish)) is None and left_s > 0:
+        wait(LOOK_S)
+        left_s -= LOOK_S
+    if found is None or not found.text:
+        return None
+    extras.load(found.text)
+    return found.step
 
 
 def _begun(lines: ServerLines, wait: Callable[[float], None]) -> Standing:

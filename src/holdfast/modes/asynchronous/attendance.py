@@ -17,12 +17,14 @@ from holdfast.ledger.port import Ledger
 from holdfast.membership import messages as m
 from holdfast.modes.asynchronous.arriving import arrive, collect
 from holdfast.modes.asynchronous.exchange import Exchange, Ready, Update
+from holdfast.modes.asynchronous.extras import TravellingExtras
 from holdfast.modes.asynchronous.given_steps import GivenSteps
 from holdfast.modes.asynchronous.own_view import OwnView
 from holdfast.modes.asynchronous.served_state import ServedState
 from holdfast.modes.asynchronous.staleness import StalenessAccount
 from holdfast.modes.port import Attendance, Runtime, TrainingParts
 from holdfast.servers.run_facts import author_of
+from holdfast.servers.units import Extras
 from holdfast.servers.units_port import ServerLines
 
 CLOSE_S = 10.0
@@ -37,9 +39,10 @@ class ServedAttendance(Attendance):
         self._events = parts.events
         self._data = data
         self._staleness = staleness
-        self._account = StalenessAccount(parts.events, adaptive=adaptive)
+        self._account = StalenessAccount(parts.events, bound=staleness, adaptive=adaptive)
         self._state = ServedState(parts.model, parts.optimizers)
         self._staged = self._state.staging()
+        self._extras = TravellingExtras(parts.extras, self._state.optimizers, parts.events)
         self._reach = parts.servers
         self._lines: ServerLines | None = None
         self._view: OwnView | None = None
@@ -50,6 +53,7 @@ class ServedAttendance(Attendance):
         self._gradients: dict[int, torch.Tensor] = {}
         self._called: set[int] = set()  # the optimizers that were called in this step
         self._step = 0
+        self._met = 0  # the newest wish for extras that this worker has met
         self._has_pushed = False
         self._done_until: int | None = None  # nothing is left to do before this unit
 
@@ -70,7 +74,9 @@ class ServedAttendance(Attendance):
     def arrives(self, search: Callable[[], int | None]) -> int | None:
         runtime = self._running()
         self._lines = lines = self._reach()
-        arrival = arrive(lines, self._state, self._data, self._staged, search=search, wait=runtime.listen)
+        arrival = arrive(
+            lines, self._state, self._data, self._staged, extras=self._extras, search=search, wait=runtime.listen
+        )
         self._exchange = Exchange(
             lines.parameters,
             lines.units,
@@ -100,6 +106,9 @@ class ServedAttendance(Attendance):
                 self._take()
             data.unit, data.is_done = self._next.given.unit, self._next.given.is_over
             self._done_until = until if data.is_done else None
+        if self._next is not None and self._next.given.wish > self._met:
+            self._met = self._next.given.wish
+            self._running_exchange().bring(Extras(self._met, step, self._extras.text()))
         if self._next is None or not (data.is_done or data.is_mine(step)):
             return
         self._state.load(self._staged)

@@ -22,12 +22,13 @@ import torch
 from holdfast.core.errors import HoldfastError, PeerError
 from holdfast.servers.port import ParameterServers, Ticket, Versions
 from holdfast.servers.recipe import Settings
-from holdfast.servers.units import Given
+from holdfast.servers.units import Extras, Given
 from holdfast.servers.units_port import Units
 
 POLL_S = 0.005  # how long it looks at one thing while another may come
 ACKNOWLEDGED_S = 120.0  # for an update; servers fail over in seconds
 ASK_AGAIN_S = 0.002
+LOOK_S = 0.25
 IDLE_S = 0.5  # without an answer
 Found = TypeVar("Found")
 
@@ -55,6 +56,7 @@ class Pushed:
 
     read_at: Versions
     versions: Versions
+    ahead: int = 0  # of the slowest worker, in steps, when it was begun; 0 where nobody looked
 
     @property
     def staleness(self) -> int:
@@ -72,7 +74,7 @@ class _Call:
     error: BaseException | None = None
 
 
-_Job = Update | _Call | int | None  # an int: prepare the next unit before this one; None: the end
+_Job = Update | _Call | Extras | int | None  # an int: prepare the next unit before this one; None: the end
 
 
 class Exchange:
@@ -103,6 +105,8 @@ class Exchange:
         self._given: Given | None = None
         self._pull: Ticket | None = None
         self._read_at: dict[int, Versions] = {}
+        self._ahead: dict[int, int] = {}  # by unit
+        self._looked_at = 0.0
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="holdfast-servers", daemon=True)
         self._thread.start()
@@ -115,6 +119,10 @@ class Exchange:
 
     def push(self, update: Update) -> None:
         self._jobs.put(update)
+
+    def bring(self, extras: Extras) -> None:
+        """For those who came and wish for them."""
+        self._jobs.put(extras)
 
     def take(self) -> Ready | None:
         """What was prepared; None: not yet. Raises what went wrong."""
@@ -170,9 +178,11 @@ class Exchange:
             self._failure = error
             self._wake()
 
-    def _do(self, job: Update | _Call | int) -> None:
+    def _do(self, job: Update | _Call | Extras | int) -> None:
         if isinstance(job, Update):
             self._push(job)
+        elif isinstance(job, Extras):
+            self._units.bring(job)
         elif isinstance(job, _Call):
             try:
                 job.found = job.act()
@@ -190,7 +200,7 @@ class Exchange:
         self.clock += 1
         self._held -= 1
         if (read_at := self._read_at.pop(update.unit, None)) is not None:
-            self._pushed.put(Pushed(read_at, versions))
+            self._pushed.put(Pushed(read_at, versions, self._ahead.pop(update.unit, 0)))
 
     def _go_on(self) -> None:
         if self._until is not None and self._pull is None:
@@ -210,8 +220,17 @@ class Exchange:
             assert self._given is not None
             if self._given.unit is not None:
                 self._read_at[self._given.unit] = versions
+                self._look_back(self._given.unit)
             self._ready.put(Ready(self._given, versions))
             self._wake()
+
+    def _look_back(self, unit: int) -> None:
+        """How far this worker is ahead, now and then: for whoever checks the bound."""
+        now = time.monotonic()
+        if now - self._looked_at > LOOK_S:
+            self._looked_at = now
+            slowest = min(self._servers.clocks().values(), default=self.clock)
+            self._ahead[unit] = max(0, self.clock + self._held - 1 - slowest)
 
     def _floor(self, given: Given) -> int | None:
         if self._staleness is None or given.is_over:

@@ -19,8 +19,12 @@ TELL_S = 1.0
 
 
 class StalenessAccount:
-    def __init__(self, events: EventLog, *, adaptive: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, events: EventLog, *, bound: int | None, adaptive: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._events = events
+        self._bound = bound
+        self._ahead = 0
         self._adaptive = adaptive
         self._clock = clock
         self._counts: Counter[int] = Counter()  # since it was told
@@ -31,14 +35,16 @@ class StalenessAccount:
         for one in pushed:
             self._last = one.staleness
             self._counts[self._last] += 1
+            self._ahead = max(self._ahead, one.ahead)
         if self._clock() - self._told_at >= TELL_S:
             self.tell()
 
     def tell(self) -> None:
         if self._counts:
             counts = {str(stale): self._counts[stale] for stale in sorted(self._counts)}
-            self._events.write("staleness", updates=counts)
-        self._counts, self._told_at = Counter(), self._clock()
+            bound = {"bound": self._bound} if self._bound is not None else {}
+            self._events.write("staleness", updates=counts, ahead=self._ahead, **bound)
+        self._counts, self._ahead, self._told_at = Counter(), 0, self._clock()
 
     def scaled(self, settings: Sequence[Settings]) -> list[Settings]:
         """The groups' settings, with learning rates for an update as stale as the last one was."""

@@ -1,0 +1,57 @@
+"""What a drill of parameter servers concludes from events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.core.errors import ConfigError
+from holdfast.drills.plan import parse_plan
+from holdfast.drills.server_promises import check_served
+
+
+def events(versions: list[int], *, ahead: int = 2, left: int = 0, more: tuple[dict[str, Any], ...] = ()) -> list[Any]:
+    told = {"kind": "staleness", "updates": {"0": 4, "2": 6}, "ahead": ahead, "bound": 4}
+    return [told, *more, {"kind": "captured", "versions": versions, "left": left}]
+
+
+def broken(found: list[Any], code: int = 0) -> list[str]:
+    return [verdict.promise for verdict in check_served(found, code) if verdict.held is False]
+
+
+def test_as_many_updates_as_were_acknowledged_break_nothing() -> None:
+    assert broken(events([10, 10])) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "promise"),
+    [
+        (events([10, 9]), "no acknowledged update lost"),
+        (events([10, 11]), "no update applied twice"),
+        (events([10, 10], left=1), "every step is made"),
+        (events([10, 10], ahead=5), "staleness bound kept"),
+    ],
+)
+def test_each_promise_can_be_broken(found: list[Any], promise: str) -> None:
+    assert broken(found) == [promise]
+
+
+def test_an_update_too_many_proves_nothing_where_a_worker_was_lost() -> None:
+    lost = {"kind": "worker_exited", "worker": "w0.1", "reason": "killed"}
+    assert broken(events([11, 11], more=(lost,))) == []
+    assert broken(events([9, 11], more=(lost,))) == ["no acknowledged update lost"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"servers": 3},
+        {"kill-servers-every": "5s"},
+        {"servers": 2, "kill-servers-every": "5s"},
+        {"servers": 3, "kill-servers-every": "5s", "kill-every": "5s"},
+    ],
+)
+def test_a_plan_for_servers_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        parse_plan(options)
