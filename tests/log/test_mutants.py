@@ -27,12 +27,30 @@ from holdfast.log.messages import (
     TakeSnapshot,
 )
 from holdfast.log.rules import Rules
+from holdfast.log.tail import Tail
 from tests.harness.log_simulator import Violation, simulate
 
 SEEDS = 3000
 Patch = pytest.MonkeyPatch
 THREE = {"replicas": 3, "servers": 4}
 STORMY = {"faults": 12, "pushes": 20, "only": ("isolate_primary", "stop_primary", "crash_primary")}
+FIGURE_8 = {
+    "replicas": 3,
+    "servers": 3,
+    "durable": True,
+    "slices": 1,
+    "clients": 2,
+    "pushes": 12,
+    "reads": 0,
+    "faults": 14,
+    "entries_per_append": 1,
+    "agent_tells": True,
+    "loss": 0.2,
+    "doubling": 0.0,
+    "snapshot_every": 100,
+    "drift": 0.1,
+    "only": ("last_words_primary", "crash_opening", "crash_opening"),
+}
 BUSY = {"faults": 12, "pushes": 20, "reads": 60, "clients": 3, "slices": 1}
 
 
@@ -119,6 +137,18 @@ def acknowledge_before_the_majority(patch: Patch) -> None:
     def hasty(self: Leading) -> list[Effect]:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(leading, "reached_by_majority", lambda values, majority: real(values, 1))
+            return commit(self)
+
+    patch.setattr(Leading, "commit", hasty)
+
+
+def commit_what_is_of_older_epochs(patch: Patch) -> None:
+    """A majority has it, so it counts; but a log whose end is of a newer epoch may replace it: Raft's figure 8."""
+    commit = Leading.commit
+
+    def hasty(self: Leading) -> list[Effect]:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Tail, "epoch_at", lambda tail, index: self.configuration.epoch)
             return commit(self)
 
     patch.setattr(Leading, "commit", hasty)
@@ -226,6 +256,7 @@ def propose_without_a_majority(patch: Patch) -> None:
 
 PATCHES: dict[Callable[[Patch], None], dict[str, Any]] = {
     acknowledge_before_the_majority: {**THREE},
+    commit_what_is_of_older_epochs: FIGURE_8,
     do_not_deduplicate: {},
     do_not_replicate_the_table: {**THREE, "only": ("crash_primary",)},
     leave_the_table_out_of_snapshots: {**THREE},

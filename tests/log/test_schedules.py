@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.harness.log_simulator import Schedule, simulate
-from tests.harness.log_simulator.faults import KINDS
+from tests.harness.log_simulator.faults import KINDS, LONELY
 
 SCHEDULES = 3000
 CHUNKS = 6
@@ -26,13 +26,15 @@ BUSY = {
 # primary that started again counts as ended. 340: a promise that is stored counts entries as stored which are not.
 # 380: the table ahead of the log forgets what is not committed, and a retry is acknowledged. 1212, 533: a server ends
 # between the snapshot that it fetched and the log that begins after it. 7917: a retry is acknowledged while a
-# majority of the new configuration does not have the update yet.
+# majority of the new configuration does not have the update yet. 1346: a replica ends when it was proposed, and the
+# ledger does not hear of it: nothing else could be changed from then on.
 REGRESSIONS: tuple[tuple[int, dict[str, Any]], ...] = (
     (12, {}),
     (13, {}),
     (340, {}),
     (380, {}),
     (7917, {}),
+    (1346, {"entries_per_append": 1, "lonely": True}),
     (1212, {**BUSY, "only": ("isolate_primary", "crash", "crash")}),
     (533, {**BUSY, "only": ("one_way_primary", "one_way", "crash", "cut_ledger")}),
 )
@@ -52,7 +54,7 @@ def test_no_schedule_breaks_a_promise(chunk: int) -> None:
 
 @pytest.mark.parametrize(("seed", "changes"), REGRESSIONS)
 def test_what_once_failed(seed: int, changes: dict[str, Any]) -> None:
-    simulate(seed, **changes)
+    simulate(seed, **{"entries_per_append": 4, "lonely": False, **changes})
 
 
 def test_a_seed_replays_event_for_event() -> None:
@@ -70,10 +72,10 @@ def test_without_faults_there_is_one_epoch_and_everything_is_acknowledged() -> N
 def test_faults_of_every_kind_are_drawn() -> None:
     seen: set[str] = set()
     for seed in range(60):
-        world = simulate(seed, keep_trace=True, faults=9)
+        world = simulate(seed, keep_trace=True, faults=9, lonely=True)
         assert world.lines is not None
         seen |= {line.split("fault: ")[1].split()[0] for line in world.lines if "fault: " in line}
-    assert seen == {kind.removesuffix("_primary") for kind in KINDS}
+    assert seen == {kind.removesuffix("_primary") for kind in KINDS + LONELY}
 
 
 def test_schedules_differ() -> None:

@@ -256,8 +256,10 @@ class Leading:
         change = self.change
         if change is None or not self.is_established:
             return []
-        if change.proposed_at is None and now > change.deadline:
-            return self._give_up(change, "it was not level in time")
+        if not change.freezes and now > change.deadline:
+            # Also once it was proposed: the server may have ended since, and another change must be possible. If the
+            # ledger takes the proposal after all, that is the next epoch, whatever else is proposed.
+            return self._give_up(change, "it was not level in time" if change.proposed_at is None else "nobody took it")
         if change.proposed_at is not None and now - change.proposed_at < self._rules.propose_again_s:
             return []
         progress = self._peers[change.wish.server]
@@ -269,6 +271,12 @@ class Leading:
             return []
         change.proposed_at = now
         return [Tell(f"propose epoch {proposal.epoch}", proposal.reason), Propose(proposal, revision)]
+
+    def stop_adding(self, server: str) -> list[Effect]:
+        """It is not there any more."""
+        if self.change is None or self.change.wish != AddReplica(server):
+            return []
+        return self._give_up(self.change, f"{server} is gone")
 
     def _give_up(self, change: Change, reason: str) -> list[Effect]:
         self.change = None

@@ -51,6 +51,7 @@ from holdfast.log.messages import (
     SnapshotFailed,
     SnapshotFetched,
     SnapshotTaken,
+    StopAdding,
     Stored,
     StoreFailed,
     Tell,
@@ -115,6 +116,7 @@ class ReplicaMachine:
             AddReplica: self._wished,
             RemoveReplica: self._wished,
             HandOver: self._wished,
+            StopAdding: self._stop_adding,
             Tick: self._tick,
         }
 
@@ -401,6 +403,9 @@ class ReplicaMachine:
         if self.leading is None:
             return [Tell(f"no: {type(wish).__name__} {wish.server}", f"{self.me} is not the primary")]
         return self.leading.wish(wish, now)
+
+    def _stop_adding(self, event: StopAdding, now: float) -> list[Effect]:
+        return self.leading.stop_adding(event.server) if self.leading is not None else []
 
     # ---- time
 

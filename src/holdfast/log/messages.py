@@ -270,6 +270,13 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True)
+class StopAdding:
+    """A replica that is being added is gone, or is not wanted any more."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     pass
 
@@ -288,6 +295,7 @@ Event = (
     | Exited
     | WorkerGone
     | Wish
+    | StopAdding
     | Tick
 )
 

@@ -44,9 +44,13 @@ def dial(
         return connection
 
 
-def dial_service(registration: Registration, host: str, keys: Keys, hello: Hello) -> socket.socket:
+def dial_service(
+    registration: Registration, host: str, keys: Keys, hello: Hello, *, memory: SharedMemory | None = None
+) -> socket.socket:
     """Connect to a worker for a purpose that is served: what comes next is the purpose's. PeerError as above."""
-    return _dial(address_from(host, registration), keys, hello, None, time.monotonic() + CONNECT_S)
+    address = address_from(host, registration)
+    mine = memory if address.startswith("unix:") else None
+    return _dial(address, keys, hello, mine, time.monotonic() + CONNECT_S)
 
 
 def _dial(address: str, keys: Keys, hello: Hello, memory: SharedMemory | None, deadline: float) -> socket.socket:

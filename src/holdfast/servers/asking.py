@@ -25,6 +25,7 @@ from holdfast.servers.frames import FrameStream, Head, Outgoing, encode_frame
 from holdfast.servers.ledger_line import LedgerFollower, LedgerValue, LedgerWhole
 from holdfast.servers.links import Dialled, dialler
 from holdfast.servers.run_facts import RunFacts
+from holdfast.servers.worker_memory import SHARED_BYTES_MIN, Parts, WorkerMemory
 from holdfast.trust.keys import Keys
 
 SLICES = "slices"  # the purpose of connections of workers
@@ -55,17 +56,48 @@ class Ask:
     again_at: float = 0.0
     hint: str = ""
     attempts: int = 0
+    part: tuple[int, int] | None = None  # of the memory that is shared with the server: where, and how long
+
+    @property
+    def shared_bytes(self) -> int:
+        """How much could pass through shared memory."""
+        return sum(view.nbytes for view in self.views or self.into or ())
 
 
 class Wire:
     """The connection to a server, and the requests that it has not answered."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, memory: WorkerMemory | None) -> None:
         self.server = server
+        self.memory = memory
+        self._parts = Parts(memory.slot_bytes) if memory is not None else None
         self.stream: FrameStream | None = None
         self.asks: dict[int, Ask] = {}
         self.filling = 0  # the id of the answer whose body is being read
+        self.filled = False  # the answer has a body of its own
         self._moved = (0, 0.0)  # bytes, and since when there were no more
+
+    def through_memory(self, ask: Ask) -> tuple[Head, Sequence[memoryview]]:
+        """What has to be said of the memory, and what has to be sent."""
+        ask.part = None
+        if self.memory is None or self._parts is None or ask.shared_bytes < SHARED_BYTES_MIN:
+            return {}, ask.views
+        start = self._parts.take(ask.shared_bytes)
+        if start is None:
+            return {}, ask.views
+        ask.part = (start, ask.shared_bytes)
+        if ask.views:
+            self.memory.copy_in(start, list(ask.views))
+        return {"memory": list(ask.part)}, ()
+
+    def read_memory(self, ask: Ask, head: Head) -> None:
+        """The answer to this one has come: what is in the memory is taken, and its part is free again."""
+        if ask.part is None or self.memory is None or self._parts is None:
+            return
+        if ask.into and "refused" not in head and not self.filled:
+            self.memory.copy_out(ask.part[0], list(ask.into))
+        self._parts.give_back(*ask.part)
+        ask.part = None
 
     def is_silent(self, now: float) -> bool:
         """Nothing was sent or received for a while."""
@@ -83,7 +115,7 @@ class Wire:
             return [ask.body]
         if sum(view.nbytes for view in ask.into) != nbytes:
             raise ProtocolError(f"an answer of {nbytes} bytes, which is not what was asked for")
-        self.filling = head["id"]
+        self.filling, self.filled = head["id"], True
         return ask.into
 
 
@@ -105,6 +137,7 @@ class Asking:
         self._keys = keys
         self._known = known
         self._patience_s = patience_s
+        self.shared_bytes = 0  # of the memory that is shared with each server of this host; set before the first ask
         self.facts = RunFacts()
         self._wires: dict[str, Wire] = {}
         self._dialling: set[str] = set()
@@ -222,8 +255,10 @@ class Asking:
             if registration is None:
                 self._park(ask, now + AGAIN_S)
                 return
-            wire = self._wires[server] = Wire(server)
-            dial = dialler(registration, self._host, self._keys, self._me, SLICES)
+            local = bool(self.shared_bytes and registration.local and registration.host == self._host)
+            memory = WorkerMemory.create(self.shared_bytes) if local else None
+            wire = self._wires[server] = Wire(server, memory)
+            dial = dialler(registration, self._host, self._keys, (SLICES, self._me), memory)
 
             def run() -> None:
                 try:
@@ -246,8 +281,9 @@ class Asking:
 
     def _send(self, wire: Wire, number: int, ask: Ask) -> None:
         assert wire.stream is not None
-        head = {**ask.head, "slice": ask.slice, "id": number}
-        wire.stream.send(Outgoing(encode_frame(head, ask.views)))
+        memory, views = wire.through_memory(ask)
+        head = {**ask.head, **memory, "slice": ask.slice, "id": number}
+        wire.stream.send(Outgoing(encode_frame(head, views)))
         self._flush(wire)
 
     def _flush(self, wire: Wire) -> None:
@@ -282,8 +318,9 @@ class Asking:
 
     def _take_back(self, wire: Wire, numbers: Sequence[int], now: float) -> None:
         """These requests are sent again, elsewhere or here."""
-        if wire.filling in numbers or (numbers and wire.stream is not None and wire.stream.queued_bytes):
-            self._cut(wire)  # it stands in the middle of one of them
+        shared = any(wire.asks[number].part is not None for number in numbers)
+        if shared or wire.filling in numbers or (numbers and wire.stream is not None and wire.stream.queued_bytes):
+            self._cut(wire)  # it stands in the middle of one of them, or may write to its memory later
             return
         for number in numbers:
             ask = wire.asks.pop(number)
@@ -294,6 +331,8 @@ class Asking:
         if wire.stream is not None:
             self._selector.unregister(wire.stream.sock)
             wire.stream.close()
+        if wire.memory is not None:
+            wire.memory.close()
         del self._wires[wire.server]
         asks, wire.asks = list(wire.asks.values()), {}
         now = time.monotonic()
@@ -325,6 +364,8 @@ class Asking:
         ask = wire.asks.pop(head.get("id", -1), None)
         if ask is None:
             return
+        wire.read_memory(ask, head)
+        wire.filled = False
         if "refused" not in head:
             ask.done(ask, head)
             return

@@ -44,6 +44,7 @@ class ClientSettings:
     slices: int | None = None  # None: as many as their size asks for
     updates_max: int = 2  # under way at once
     patience_s: float = 120.0
+    share_memory: bool = True  # with servers of the same host
 
 
 class RemoteTicket:
@@ -118,6 +119,9 @@ class RemoteServers:
         try:
             plan, creator = self._agree(ledger, layout, give_up)
             self._cutting = Cutting(layout, plan["slices"])
+            if self._settings.share_memory:  # for a read and each update under way; only what is touched is there
+                total = sum(one.nbytes(layout.sizes) for one in self._cutting.slices)
+                self._asking.shared_bytes = (self._settings.updates_max + 1) * (total + (1 << 20))
             self._place(ledger, plan)
             if creator:
                 self._create(initial, give_up)

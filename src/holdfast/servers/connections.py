@@ -29,11 +29,13 @@ from holdfast.servers.holding import Limits
 from holdfast.servers.links import LOG
 from holdfast.servers.replica import Kept, Replica
 from holdfast.servers.replicated import Author
+from holdfast.servers.worker_memory import WorkerMemory
 
 if TYPE_CHECKING:
     from holdfast.servers.server import SliceServer
 
 WAIT_S_MAX = 30.0
+READS_MAX = 4096  # of one connection, with a part of its memory each
 HOLD_S = 5.0  # updates wait no longer than this for a capture
 NUMBER_MAX = 1 << 62
 NAME_CHARACTERS_MAX = 200
@@ -42,11 +44,15 @@ NAME_CHARACTERS_MAX = 200
 class Inbound:
     """One connection. What is said on it goes to `requests`."""
 
-    def __init__(self, number: int, sock: socket.socket, hello: Hello, requests: Requests) -> None:
+    def __init__(
+        self, number: int, sock: socket.socket, hello: Hello, requests: Requests, memory: WorkerMemory | None
+    ) -> None:
         self.number = number
         self.sender = hello.sender
         self.is_server_log = hello.purpose == LOG
         self._requests = requests
+        self.memory = memory
+        self._answers: dict[int, tuple[int, int]] = {}  # request -> the part of the memory that its answer goes to
         self._buffer: Buffer | None = None  # of the body that is being read
         self.stream = FrameStream(sock, self._place)
 
@@ -58,8 +64,27 @@ class Inbound:
         buffer, self._buffer = self._buffer, None
         self._requests.take(self, head, buffer, nbytes)
 
+    def answer_through(self, request: int, part: object) -> None:
+        """The answer's body goes there, if it fits exactly."""
+        if self.memory is None or not isinstance(part, list) or len(part) != 2:
+            raise ProtocolError("an answer through memory that is not shared")
+        self._answers[request] = self.memory.check(*part)
+        while len(self._answers) > READS_MAX:
+            del self._answers[next(iter(self._answers))]
+
+    def shared_answer(self, request: int, views: Sequence[memoryview]) -> Sequence[memoryview]:
+        """Put the answer into the shared memory where that was asked for; what is left to send."""
+        start, nbytes = self._answers.pop(request, (0, -1))
+        if self.memory is None or nbytes != sum(view.nbytes for view in views):
+            return views
+        self.memory.copy_in(start, list(views))
+        return ()
+
     def close(self) -> None:
         self.stream.close()
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
         if self._buffer is not None:
             self._buffer.release()
             self._buffer = None
@@ -98,12 +123,16 @@ class Requests:
         if replica is None:
             self._server.answer(client, {"refused": "there is no such slice here", "kind": "later", "primary": ""})
         elif operation == "push":
+            if "memory" in head:
+                buffer, nbytes = self._from_memory(inbound, replica, head["memory"])
             self._push(client, replica, head, buffer, nbytes)
         elif operation == "read":
             wait_s = head.get("wait_s", 0.0)
             if type(wait_s) not in (int, float) or not 0 <= wait_s <= WAIT_S_MAX:
                 raise ProtocolError("a read that waits for ever")
             now, query = self._server.now, fields_in(head, "query")
+            if "memory" in head:
+                inbound.answer_through(whole_in(head, "id"), head["memory"])
             replica.read(client, fresh=head.get("fresh") is not False, query=query, deadline=now + wait_s, now=now)
         elif operation == "retire":
             worker, incarnation = name_in(head, "worker"), whole_in(head, "incarnation")
@@ -123,6 +152,17 @@ class Requests:
             replica.capturing.captured(client, token, drop=head.get("drop") is True)
         else:
             raise ProtocolError(f"a request for {str(operation)[:20]!r}")
+
+    def _from_memory(self, inbound: Inbound, replica: Replica, part: object) -> tuple[Buffer | None, int]:
+        """A payload that lies in the worker's memory: it is copied, since the log keeps it longer than the worker."""
+        if inbound.memory is None or not isinstance(part, list) or len(part) != 2:
+            raise ProtocolError("a payload in memory that is not shared")
+        start, nbytes = inbound.memory.check(*part)
+        if not replica.leads or not self._server.has_room:
+            return None, nbytes
+        buffer = self._server.pool.get(nbytes)
+        inbound.memory.copy_out(start, [buffer.view])
+        return buffer, nbytes
 
     def _push(self, client: str, replica: Replica, head: Head, buffer: Buffer | None, nbytes: int) -> None:
         if nbytes and buffer is None:  # it was thrown away

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from holdfast.core.errors import PeerError
 from holdfast.core.words import Registration
 from holdfast.net.dialling import dial_service
-from holdfast.net.greeting import NO_NUMBER, Hello
+from holdfast.net.greeting import NO_NUMBER, Hello, SharedMemory
 from holdfast.servers.frames import FrameStream, Outgoing
 from holdfast.trust.keys import Keys
 
@@ -90,5 +90,8 @@ class Link:
         self._early.clear()
 
 
-def dialler(registration: Registration, host: str, keys: Keys, me: str, purpose: str) -> Callable[[], socket.socket]:
-    return lambda: dial_service(registration, host, keys, Hello(purpose, NO_NUMBER, me))
+def dialler(
+    registration: Registration, host: str, keys: Keys, hello: tuple[str, str], memory: SharedMemory | None = None
+) -> Callable[[], socket.socket]:
+    """`hello`: the purpose, and who dials."""
+    return lambda: dial_service(registration, host, keys, Hello(hello[0], NO_NUMBER, hello[1]), memory=memory)

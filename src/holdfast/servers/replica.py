@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from holdfast.core.errors import DivergedError, ProtocolError
 from holdfast.log import messages as m
 from holdfast.log.configuration import Configuration
+from holdfast.log.leading import Leading
 from holdfast.log.machine import ReplicaMachine
 from holdfast.log.rules import Rules
 from holdfast.servers.buffers import Buffer
@@ -210,13 +211,22 @@ class Replica:
     def tick(self, now: float, alive: Sequence[str]) -> None:
         self.happens(m.Tick(), now)
         leading = self.machine.leading
-        if leading is not None and leading.is_established and leading.change is None and self.target is not None:
-            wish = next_wish(leading.configuration, self.target, alive)
-            if wish is not None:
-                self.happens(wish, now)
+        if leading is not None and leading.is_established:
+            self._come_to_target(leading, now, alive)
         self.capturing.tick(now)
         self._try_reads(now)
         self._answer_goodbyes()
+
+    def _come_to_target(self, leading: Leading, now: float, alive: Sequence[str]) -> None:
+        change = leading.change
+        if change is not None and isinstance(change.wish, m.AddReplica):
+            wanted = self.target is None or change.wish.server in self.target.replicas
+            if change.wish.server not in alive or not wanted:
+                self.happens(m.StopAdding(change.wish.server), now)
+        if leading.change is None and self.target is not None:
+            wish = next_wish(leading.configuration, self.target, alive)
+            if wish is not None:
+                self.happens(wish, now)
 
     def close(self) -> None:
         """It replicates the slice no more."""

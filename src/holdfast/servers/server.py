@@ -37,6 +37,7 @@ from holdfast.servers.links import LOG, Dialled, Link, dialler
 from holdfast.servers.replica import Kept, Replica
 from holdfast.servers.replicated import Answer, Payload, ReplicatedState
 from holdfast.servers.run_facts import RunFacts
+from holdfast.servers.worker_memory import NoMemory
 from holdfast.trust.keys import Keys
 
 SLICES = "slices"  # the purpose of connections of workers
@@ -99,7 +100,7 @@ class SliceServer:
         self._acceptor = Acceptor(
             self._selector,
             sockets,
-            greet=lambda sock, deadline: Greeting(sock, keys, deadline, purposes=(LOG, SLICES)),
+            greet=lambda sock, deadline: Greeting(sock, keys, deadline, purposes=(LOG, SLICES), memory=NoMemory()),
             welcome=self._welcome,
             limits=AcceptLimits(connections_max=1024),
             owned=lambda: len(self._inbound),
@@ -182,11 +183,9 @@ class SliceServer:
     # ---- connections
 
     def _welcome(self, greeting: Greeting) -> None:
-        if greeting.memory is not None:
-            greeting.memory.close()
         prepare(greeting.sock)
         self._inbound_count += 1
-        inbound = Inbound(self._inbound_count, greeting.sock, greeting.hello, self._requests)
+        inbound = Inbound(self._inbound_count, greeting.sock, greeting.hello, self._requests, greeting.memory)
         self._inbound[inbound.number] = inbound
         self._selector.register(inbound.stream.sock, inbound.stream.events, inbound)
 
@@ -302,7 +301,7 @@ class SliceServer:
             registration = self.facts.servers.get(peer)
             if registration is None:
                 return  # it is not there, or not yet
-            dial = dialler(registration, self._host, self._keys, self.me, LOG)
+            dial = dialler(registration, self._host, self._keys, (LOG, self.me))
             link = self._links[peer] = Link(peer, dial, self._mailbox.put)
         for kept in payloads:
             kept.hold()
@@ -320,7 +319,8 @@ class SliceServer:
         inbound = self._inbound.get(int(number))
         if inbound is None:
             return None
-        frame = Outgoing(encode_frame({**head, "id": int(request)}, answer.views if answer is not None else ()))
+        views = inbound.shared_answer(int(request), answer.views) if answer is not None else ()
+        frame = Outgoing(encode_frame({**head, "id": int(request)}, views))
         inbound.stream.send(frame)
         try:
             inbound.stream.flush()
@@ -338,7 +338,7 @@ class SliceServer:
         if registration is None:
             self._mailbox.put(FetchFailed(name, snapshot, f"{peer} is not registered"))
             return
-        dial = dialler(registration, self._host, self._keys, self.me, SLICES)
+        dial = dialler(registration, self._host, self._keys, (SLICES, self.me))
         fetch_snapshot(name, snapshot, dial, self._mailbox.put)
 
     def _fetched(self, news: Fetched) -> None:

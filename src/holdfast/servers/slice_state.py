@@ -6,6 +6,7 @@ them. Owned by one thread of a server. Knows nothing of logs, messages or worker
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -129,6 +130,7 @@ def first_not_finite(gradients: Sequence[torch.Tensor | None]) -> int | None:
         if gradient is None or not gradient.is_floating_point():
             continue
         for block in torch.split(gradient, BLOCK_ELEMENTS):
-            if not bool(torch.isfinite(block).all()):
+            # A sum is not finite if one of its terms is not, and takes one pass; large terms may do the same to it.
+            if not math.isfinite(block.sum().item()) and not bool(torch.isfinite(block).all()):
                 return number
     return None

@@ -52,6 +52,8 @@ class Books:
             return
         epoch = leading.configuration.epoch
         mine = (replica.server.name, replica.server.starts)
+        if (replica.number, epoch) not in self._primaries:
+            self._world.opened(replica.server)
         first = self._primaries.setdefault((replica.number, epoch), mine)
         if first != mine:
             raise Violation(f"slice {replica.number} has two primaries in epoch {epoch}: {first} and {mine}")

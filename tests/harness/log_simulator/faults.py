@@ -18,15 +18,22 @@ KINDS = (
     *("isolate", "isolate_primary", "isolate_primary", "one_way", "one_way_primary", "split", "slow", "full_disk"),
     *("worker", "add", "remove", "hand_over", "move"),
 )
+LONELY = (
+    "crash_opening",
+    "crash_opening",
+    "last_words",
+    "last_words_primary",
+)  # which leave entries that one has alone
 
 
 class Faults:
     def __init__(self, world: World) -> None:
         self._world = world
+        self._for_who_opens = 0  # crashes that wait for the next server that begins to lead
 
     def strike(self) -> None:
         world = self._world
-        kind = world.rng.choice(world.schedule.only or KINDS)
+        kind = world.rng.choice(world.schedule.only or (KINDS + LONELY if world.schedule.lonely else KINDS))
         server = world.rng.choice([world.servers[place] for place in sorted(world.servers)])
         if kind.endswith("_primary"):
             kind = kind.removesuffix("_primary")
@@ -54,6 +61,28 @@ class Faults:
             for place in world.servers:
                 world.after(world.rng.uniform(0.01, 0.2), partial(world.tell, place, exited))
         self._later((0.05, 0.5, 2.0, 5.0), server.start)
+
+    def _crash_opening(self, server: Server) -> None:
+        """Whoever leads next ends while nobody, or a single other one, has the first entry of its epoch."""
+        self._for_who_opens += 1
+
+    def opened(self, server: Server) -> None:
+        if self._for_who_opens and self._world.faulty:
+            self._for_who_opens -= 1
+            self._world.trace("fault:", "crash_opening", server.name)
+            others = self._others(server)
+            silent_to = self._world.rng.sample(others, self._world.rng.randint(0, len(others)))
+            self._end_unheard(server, silent_to, self._world.rng.uniform(0.03, 0.2))
+
+    def _last_words(self, server: Server) -> None:
+        """It ends, and what it said last nobody has heard: entries that it alone has."""
+        self._end_unheard(server, self._others(server), self._world.rng.uniform(0.05, 0.4))
+
+    def _end_unheard(self, server: Server, silent_to: list[str], after_s: float) -> None:
+        ways = [(server.place, one) for one in silent_to]
+        self._world.network.cut(ways)
+        self._world.after(after_s, lambda: self._crash(server))
+        self._world.after(after_s + 0.04, lambda: self._world.network.heal(ways))
 
     def _lose_disk(self, server: Server) -> None:
         self._crash(server, loses_storage=True)

@@ -35,6 +35,8 @@ class Schedule:
     rates: tuple[float, ...] = ()  # of the servers' clocks; if not given, they are drawn within the drift
     snapshot_every: int = 6
     kept_behind: int = 2
+    entries_per_append: int = 4
+    lonely: bool = False  # servers end with entries that nobody else has, and as soon as they lead
 
     def __post_init__(self) -> None:
         assert self.replicas <= self.servers and len(self.rates) in (0, self.servers), self
@@ -53,7 +55,7 @@ class Schedule:
             offer_again_s=0.5,
             propose_again_s=0.6,
             change_timeout_s=6.0,
-            entries_per_append_max=4,
+            entries_per_append_max=self.entries_per_append,
             uncommitted_max=12,
             sequence_window=4,
             snapshot_every=self.snapshot_every,
@@ -81,4 +83,6 @@ class Schedule:
             drift=rng.choice((0.0, 0.1, DRIFT_MAX, DRIFT_MAX, 0.6)),
             snapshot_every=rng.choice((2, 4, 8, 100)),
             kept_behind=rng.choice((0, 1, 3)),
+            entries_per_append=rng.choice((1, 4, 4)),
+            lonely=rng.random() < 0.3,
         )

@@ -146,6 +146,10 @@ class World:
         self._bits[number] += 1
         return 1 << (self._bits[number] - 1)
 
+    def opened(self, server: Server) -> None:
+        """A server begins to lead."""
+        self._faults.opened(server)
+
     # -- messages
 
     def send(self, sender: Server, name: str, number: int, message: m.Message) -> None:

@@ -26,10 +26,11 @@ WAIT_S = 60.0
 class Accounts:
     """What workers were told. Shared by their threads; `_lock` guards it."""
 
-    def __init__(self, fleet: Fleet, *, slices: int, pushes_max: int) -> None:
+    def __init__(self, fleet: Fleet, *, slices: int, pushes_max: int, pace_s: float = 0.005) -> None:
         self._fleet = fleet
         self._slices = slices
         self._pushes_max = pushes_max
+        self._pace_s = pace_s  # between a worker's pushes, and between a reader's reads
         self._lock = threading.Lock()
         self._next = 0
         self.acknowledged: set[int] = set()
@@ -104,6 +105,7 @@ class Accounts:
                 self.acknowledged_at.append(returned_at)
             for gradient in gradients:
                 gradient[element] = 0.0
+            time.sleep(self._pace_s)
 
     def _read(self, name: str) -> None:
         client, values, _ = self._open(name)
@@ -114,7 +116,7 @@ class Accounts:
             for number, value in enumerate(values):
                 outcome = self._bits(value)
                 self._note(name, ("read",), called_at, returned_at, outcome, only=number)
-            time.sleep(0.005)
+            time.sleep(self._pace_s)
 
     def _note(
         self,

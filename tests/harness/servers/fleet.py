@@ -25,6 +25,7 @@ from holdfast.servers.client import ClientSettings, RemoteServers
 from holdfast.servers.log_codec import decode_configuration
 from holdfast.servers.placing import Target
 from holdfast.trust.keys import Keys
+from tests.harness.servers.gating import Gate
 
 UP_S = 60.0
 
@@ -114,6 +115,7 @@ class Fleet:
             "socket": str(self.directory / f"{name}.sock"),
             "log": str(self.directory / f"{name}.log"),
             "settings": self._settings,
+            "gate": str(self.directory / f"{name}.gate"),
         }
         self.processes[name] = Nursery.shared().fork(words)
         return name
@@ -135,6 +137,13 @@ class Fleet:
                 replicas = tuple(new if one == name else one for one in configuration.replicas)
                 self.ledger.put(KEY_TARGETS + slice_name, Target(replicas).encode())
         return new
+
+    def cut(self, name: str, others: set[str]) -> None:
+        """From these servers, both ways, and from the ledger if it is among them; from nobody else any more."""
+        for one in self.processes:
+            if one != name:
+                Gate(self.directory / f"{one}.gate").cut({name} if one in others else set())
+        Gate(self.directory / f"{name}.gate").cut(others)
 
     # ---- what the ledger says
 

@@ -19,16 +19,19 @@ from holdfast.servers.server import ServerSettings
 from holdfast.servers.serving import ServerPlace, serve, warm_up
 from holdfast.tables.serving import KINDS
 from holdfast.trust.keys import Keys
+from tests.harness.servers.gating import Gate, GatedLedger
 
 
 def run_server(words: dict[str, Any]) -> None:
     secret = bytes.fromhex(words["secret"])
     log = Path(words["log"]).open("a", buffering=1)  # noqa: SIM115 - it is written to until the process is killed
     os.dup2(log.fileno(), 2)
+    gate = Gate(Path(words["gate"]))
+    gate.stand_before()
     serve(
         ServerPlace(id=words["id"], host=words["host"], socket=Path(words["socket"])),
         Keys.from_secret(secret),
-        lambda: EmbeddedLedger(Path(words["ledger"]), secret),
+        lambda: GatedLedger(EmbeddedLedger(Path(words["ledger"]), secret), gate),  # type: ignore[arg-type,return-value]
         ServerSettings(**words["settings"]),
         kinds=KINDS,
         tell=lambda name, decision, reason: print(name, decision, "because", reason, file=log),
