@@ -4,7 +4,7 @@
     holdfast run --workers 2 --servers 2 examples/recommender.py          # rows on servers, the dense part exact
     holdfast run --workers 2 --servers 2 examples/recommender.py --staleness 4    # the dense part on servers, too
     python examples/recommender.py --publish /tmp/clicks                  # and a log that others follow
-    python examples/recommender.py --look-up /tmp/clicks                  # another process: look-ups from that log
+    python examples/recommender.py --look-up /tmp/clicks/users            # another process: look-ups from that log
 
 Users and items have ids of 64 bits, as a hash of anything gives them, and most of them come seldom. A row is made when
 its id has been seen twice. Reaches an AUC of 0.77 and more on impressions that it was not shown; 0.5 is guessing.
@@ -30,7 +30,7 @@ parser.add_argument("--dim", type=int, default=8)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--frozen", action="store_true", help="train the dense part only: it is exact then, bit for bit")
 parser.add_argument("--staleness", type=int, help="train the dense part asynchronously: so many steps apart at most")
-parser.add_argument("--publish", metavar="URI", help="write the users' table there, for others to follow")
+parser.add_argument("--publish", metavar="URI", help="write the tables there, for others to follow")
 parser.add_argument("--look-up", metavar="URI", help="train nothing: look some users up in the log that is there")
 parser.add_argument("--slow", type=float, default=0.0, metavar="S", help="extra seconds of sleep per shard")
 args = parser.parse_args()
@@ -94,8 +94,12 @@ run = holdfast.join(
     drop_last=True,
     mode=holdfast.Exact() if args.staleness is None else holdfast.Async(staleness=args.staleness),
 )
-log = tables.publish(model.users, args.publish) if args.publish and run.leader else None
-if log is not None:
+logs = []
+if args.publish:
+    logs = [
+        tables.publish(table, f"{args.publish}/{name}") for name, table in model.named_children() if name != "dense"
+    ]
+for log in logs:
     log.restore()  # what an earlier training has left there
 for step in run.steps(args.steps):
     for user_shard, item_shard, click_shard in step:
@@ -106,12 +110,13 @@ for step in run.steps(args.steps):
     optimizer.step()
     model.users.step()
     model.items.step()
-    if log is not None and run.step % 100 == 0:
-        log.write()
+    if run.leader and run.step % 100 == 0:
+        for log in logs:
+            log.write()
 
-if log is not None:
-    log.write()
 if run.leader:
+    for log in logs:
+        log.write()
     with torch.no_grad():
         score = model(user[test], item[test])
     order = score.argsort().argsort().double() + 1

@@ -240,6 +240,23 @@ def test_two_writers_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(StorageRefused, match="another process writes the log"):
         first.write()
     assert digest(restored(tmp_path)) == digest(other)
+    first.write()
+    assert digest(restored(tmp_path)) == digest(one), "who writes again is the writer"
+
+
+def test_another_worker_becomes_the_writer(tmp_path: Path) -> None:
+    """All workers have restored the table when they began; later the one that wrote is lost."""
+    log_of(tmp_path)
+    one, other = made(), made()
+    first, second = tables.publish(one, str(tmp_path)), tables.publish(other, str(tmp_path))
+    assert first.restore() and second.restore()
+    for _ in range(3):
+        train(one)
+        first.write()
+        train(other)
+    train(other)
+    second.write()
+    assert digest(restored(tmp_path)) == digest(other)
 
 
 def test_old_entries_go_and_what_is_left_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

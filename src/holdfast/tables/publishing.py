@@ -1,8 +1,9 @@
 """holdfast.tables.publish: a table's rows into a log in storage, base and deltas, from which it comes back to the bit.
 
-One writer at a time: an entry's number is taken by create, and who finds it taken is told so. A write is whole or not
-there; after one that failed, the next looks which it was. The first write of a publisher is a base, unless it restored
-the table from this log itself, since only then is it known what changed since the last entry.
+One writer at a time: an entry's number is taken by create, and who finds it taken is told so; if it writes once more,
+it is the writer from then on, and begins with a base. A write is whole or not there; after one that failed, the next
+looks which it was. The first write of a publisher is a base, unless it restored the table from this log itself, since
+only then is it known what changed since the last entry.
 
 Owned by one thread, like the table.
 """
@@ -53,6 +54,7 @@ class _ShardLog:
     base_bytes: int = 0
     delta_bytes: int = 0
     deltas: int = 0
+    wrote: bool = False  # this publisher wrote the last entry
     sent: Entry | None = None  # an entry of which it is not known whether it is there
 
     def committed(self, entry: Entry) -> None:
@@ -61,6 +63,10 @@ class _ShardLog:
             self.base_bytes, self.delta_bytes, self.deltas = entry.nbytes, 0, 0
         else:
             self.delta_bytes, self.deltas = self.delta_bytes + entry.nbytes, self.deltas + 1
+
+    def forget(self) -> None:
+        """Nothing is known but that the next entry is a base."""
+        self.last, self.followed, self.wrote, self.sent = None, False, False, None
 
     @property
     def wants_base(self) -> bool:
@@ -145,6 +151,7 @@ class Publisher:
         log.sent = entry
         if self.storage.create(entry_name(log.place, sequence), content):
             log.committed(entry)
+            log.wrote = True
         else:
             self._catch_up(log)  # it may be this one: a storage tries again by itself
         if base:
@@ -169,11 +176,18 @@ class Publisher:
                 log.sent = None
                 return
             if there.checksum != log.sent.checksum:
-                raise _taken(self.storage, log.place)
+                log.forget()
+                raise StorageRefused(
+                    f"another process writes the log {log.place} at {self.storage.uri}",
+                    hint="let one process publish a table; if the other one is gone, write again",
+                )
             log.committed(there)
-        elif log.last is None:
+            log.wrote = True
+        elif not log.wrote:
             numbers = sequences(self.storage, log.place)
-            log.next = numbers[-1] + 1 if numbers else 0  # whatever is before it: the next entry is a base
+            log.next = numbers[-1] + 1 if numbers else 0
+            if log.last is None or log.last.sequence + 1 != log.next:  # others have written since it was restored
+                log.forget()
 
     def _remove_old(self, log: _ShardLog) -> None:
         """What is older than the last two bases: entries first, oldest first, so that no gap ever shows."""
@@ -205,9 +219,3 @@ def replayed(storage: Storage, chain: list[Entry], like: TableStore) -> TableSha
         check_settings(entry, like.settings)
         shard.apply_changes(read_changes(storage, entry))
     return shard
-
-
-def _taken(storage: Storage, place: str) -> StorageRefused:
-    return StorageRefused(
-        f"another process writes the log {place} at {storage.uri}", hint="let one process publish a table"
-    )
