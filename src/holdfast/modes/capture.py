@@ -111,7 +111,7 @@ class GradientCapture:
         if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in self._trained):
             raise ConfigError(
                 "a gradient is sparse, and sparse gradients cannot be summed in a fixed order",
-                hint="build the embedding with sparse=False",
+                hint="build the embedding with sparse=False, or use holdfast.EmbeddingTable",
             )
 
     def load(self, kept: Kept) -> None:
