@@ -88,6 +88,7 @@ bench: install
 	$(BIN)/python benchmarks/starting.py --check --json starting.json
 	$(BIN)/python benchmarks/aggregators.py --check --json aggregators.json
 	$(BIN)/python benchmarks/agreement.py --check --json agreement.json
+	$(BIN)/python benchmarks/tables.py --check --json tables.json
 
 # docs/reference/robustness.md: every rule against every attack. About 20 minutes on one core; goes on where it was left.
 federated-table: install

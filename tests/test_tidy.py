@@ -100,7 +100,7 @@ def test_the_public_names() -> None:
 
     errors, classes = (
         {"ConfigError", "Evicted", "HoldfastError", "Stopped"},
-        {"Async", "Checkpoints", "Elastic", "Exact", "Run", "Step"},
+        {"Async", "Checkpoints", "Elastic", "EmbeddingTable", "Exact", "Run", "Step"},
     )
     expected = errors | classes | {"__version__", "join"}
     assert set(holdfast.__all__) == expected

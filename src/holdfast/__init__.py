@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from holdfast import byzantine as byzantine
     from holdfast import checkpoint as checkpoint
+    from holdfast import tables as tables
     from holdfast.checkpoint.settings import Checkpoints
     from holdfast.core.errors import ConfigError, Evicted, HoldfastError, Stopped
     from holdfast.engine.api.joining import join
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.modes.asynchronous import Async
     from holdfast.modes.elastic import Elastic
     from holdfast.modes.exact import Exact
+    from holdfast.tables.module import EmbeddingTable
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "Checkpoints",
     "ConfigError",
     "Elastic",
+    "EmbeddingTable",
     "Evicted",
     "Exact",
     "HoldfastError",
@@ -42,6 +45,7 @@ _HOMES = {
     "Checkpoints": "holdfast.checkpoint.settings",
     "ConfigError": "holdfast.core.errors",
     "Elastic": "holdfast.modes.elastic",
+    "EmbeddingTable": "holdfast.tables.module",
     "Evicted": "holdfast.core.errors",
     "Exact": "holdfast.modes.exact",
     "HoldfastError": "holdfast.core.errors",
@@ -55,7 +59,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in ("byzantine", "checkpoint"):  # small libraries of their own
+    if name in ("byzantine", "checkpoint", "tables"):  # small libraries of their own
         return import_module(f"holdfast.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.byzantine import parse
-from holdfast.byzantine.kernels import compiling, native
+from holdfast.byzantine.kernels import native
 from holdfast.byzantine.kernels.blocked import BlockedKernels
 from holdfast.byzantine.kernels.choosing import VARIABLE, kernels
 from holdfast.byzantine.kernels.native import NativeKernels
 from holdfast.byzantine.kernels.networks import sorting_network
 from holdfast.byzantine.kernels.port import PAGE, Kind, Order
 from holdfast.core.errors import ConfigError
+from holdfast.native import compiling
 
 needs_compiler = pytest.mark.skipif(not native.available(torch.float32), reason="no C compiler")
 
@@ -189,7 +190,8 @@ def test_other_instructions_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, 
 @needs_compiler
 def test_two_that_compile_at_once_both_have_a_whole_library(tmp_path: Path) -> None:
     paths: list[Path] = []
-    threads = [threading.Thread(target=lambda: paths.append(compiling.compiled("float", tmp_path))) for _ in range(3)]
+    source = native.SOURCE, tmp_path, "REAL=float"
+    threads = [threading.Thread(target=lambda: paths.append(compiling.compiled(*source))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -197,7 +199,7 @@ def test_two_that_compile_at_once_both_have_a_whole_library(tmp_path: Path) -> N
     assert len(paths) == 3 and len(set(paths)) == 1
     assert [path.name for path in tmp_path.iterdir()] == [paths[0].name], "nothing unfinished is left behind"
     stamp = paths[0].stat().st_mtime_ns
-    assert compiling.compiled("float", tmp_path).stat().st_mtime_ns == stamp, "compiled once"
+    assert compiling.compiled(*source).stat().st_mtime_ns == stamp, "compiled once"
 
 
 def test_without_a_compiler_or_a_cache_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

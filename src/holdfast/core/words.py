@@ -33,6 +33,7 @@ KEY_SERVERS = "server/"  # + id: a parameter server's registration, under its le
 KEY_DEAD_SERVERS = "dead-server/"  # + id: {"start": N}: the agent saw this server's process end
 KEY_SLICES = "slices"  # {"slices": N, "fingerprint": ...}: how the parameters are cut; created by the first worker
 KEY_SLICE = "slice/"  # + name: who replicates this slice, and under which epoch
+KEY_TABLES = "table/"  # + name: {"shards": N, "settings": ...}: an embedding table; created by the first worker
 KEY_TARGETS = "slice-target/"  # + name: who should; the slice's primary sees to it
 
 

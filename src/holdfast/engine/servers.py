@@ -16,8 +16,10 @@ from holdfast.servers.units_port import ServerLines
 from holdfast.trust.keys import Keys
 
 
-def check_servers(environment: WorkerEnvironment | None, mode: Mode) -> None:
+def check_servers(environment: WorkerEnvironment | None, mode: Mode, *, tables: bool) -> None:
     """ConfigError if the mode needs servers and the run has none, or the other way round.
+
+    `tables`: the model has embedding tables, which are on servers in any mode.
 
     On several hosts the servers may be on others; whoever looks for them there says so.
     """
@@ -28,10 +30,10 @@ def check_servers(environment: WorkerEnvironment | None, mode: Mode) -> None:
             f"mode=holdfast.{type(mode).__name__}() trains on parameter servers, and this run has none",
             hint="start some: holdfast run --workers N --servers 3 …; alone, `python train.py` needs none",
         )
-    if environment.servers and not mode.uses_servers:
+    if environment.servers and not mode.uses_servers and not tables:
         raise ConfigError(
             f"--servers starts parameter servers, and mode=holdfast.{type(mode).__name__}() does not use them",
-            hint="give join mode=holdfast.Async(staleness=4), or leave out --servers",
+            hint="give join mode=holdfast.Async(staleness=4), use a holdfast.EmbeddingTable, or leave out --servers",
         )
 
 

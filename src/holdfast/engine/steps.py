@@ -163,6 +163,7 @@ class StepEngine:
         self._todo = None
         self._reporter.begins(number)
         self._data.begin(number)
+        self._capture.tables.begin_step()
         state = StepState(number, self._data.epoch(number), self._data.ends_epoch(number))
         self.current = state
         self.seed(number, "begin")
@@ -246,7 +247,10 @@ class StepEngine:
         collector = worker.audits.collector(shard.number, sums, shard.recorded) if not late else NOWHERE
         if self.checker is not None:
             collector = self.checker.collector(shard.number, collector, shard.recorded, counts=shard.counts)
-        self._capture.after_shard(shard.number, collector, self.plan.weight(*shard.place))
+        weight = self.plan.weight(*shard.place)
+        self._capture.after_shard(shard.number, collector, weight)
+        if shard.counts and not late:
+            self._capture.tables.after_shard(shard.number, weight / self.plan.shards)
         if shard.counts:
             self._durations_s.append(self._worker.clock() - shard.began)
         if late:
@@ -306,6 +310,11 @@ class StepEngine:
         """No further steps. Loader processes end."""
         self._loader.close()
         self._worker.audits.calls.close()
+
+    def finish_tables(self) -> None:
+        """The loop is over: what it sent to embedding tables is acknowledged when this returns."""
+        self._capture.tables.begin_step()
+        self._capture.tables.flush()
 
     def drop(self) -> None:
         """The step that was begun is not: no shard of it was asked for, and whoever asks next is given it again."""

@@ -16,6 +16,7 @@ import torch
 from holdfast.core.errors import ConfigError
 from holdfast.data.alignment import Moved, align_tensor
 from holdfast.modes.buffers import Buffers
+from holdfast.modes.table_gradients import TableGradients
 from holdfast.modes.watching import BackwardWatch, ParameterWatch
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.reduction import Kept
@@ -49,6 +50,7 @@ class GradientCapture:
         for parameter in self.parameters:
             align_tensor(parameter, moved)  # made from an array, it lies elsewhere in every process
         self.buffers = Buffers(model)
+        self.tables = TableGradients(model)
         self._parameter_watch = ParameterWatch(self.parameters, self._name_of)
         self.backward_watch = BackwardWatch()
         self._layouts: dict[tuple[bool, ...], tuple[Layout, list[int]]] = {}
@@ -82,6 +84,7 @@ class GradientCapture:
         for parameter in self.parameters:
             parameter.grad = None
         self.buffers.start_again()
+        self.tables.before_shard()
         self.backward_watch.disarm()
         self._parameter_watch.before_shard()
 
@@ -108,7 +111,7 @@ class GradientCapture:
         if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in self._trained):
             raise ConfigError(
                 "a gradient is sparse, and sparse gradients cannot be summed in a fixed order",
-                hint="build the embedding with sparse=False",
+                hint="build the embedding with sparse=False, or use holdfast.EmbeddingTable",
             )
 
     def load(self, kept: Kept) -> None:

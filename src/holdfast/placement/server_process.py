@@ -14,8 +14,9 @@ from holdfast.placement import late_dynamo
 from holdfast.placement.ledger import open_ledger
 from holdfast.placement.server_environment import ServerEnvironment
 from holdfast.servers.server import ServerSettings
-from holdfast.servers.serving import KINDS, ServerPlace, serve
+from holdfast.servers.serving import ServerPlace, serve
 from holdfast.servers.units_state import KIND, UnitsState
+from holdfast.tables.serving import KINDS
 from holdfast.trust.keys import Keys, load_keys
 
 

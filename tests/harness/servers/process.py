@@ -17,6 +17,7 @@ from holdfast.ledger.embedded import EmbeddedLedger
 from holdfast.placement import late_dynamo
 from holdfast.servers.server import ServerSettings
 from holdfast.servers.serving import ServerPlace, serve, warm_up
+from holdfast.tables.serving import KINDS
 from holdfast.trust.keys import Keys
 from tests.harness.servers.gating import Gate, GatedLedger
 
@@ -32,6 +33,7 @@ def run_server(words: dict[str, Any]) -> None:
         Keys.from_secret(secret),
         lambda: GatedLedger(EmbeddedLedger(Path(words["ledger"]), secret), gate),
         ServerSettings(directory=Path(words["directory"]) if words["directory"] else None, **words["settings"]),
+        kinds=KINDS,
         tell=lambda name, decision, reason: print(name, decision, "because", reason, file=log),
     )
 

@@ -6,12 +6,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from holdfast.byzantine.kernels.compiling import library
 from holdfast.byzantine.kernels.networks import Comparator, sorting_network
 from holdfast.byzantine.kernels.port import (
     COUNTED_EVERY,
@@ -23,13 +23,15 @@ from holdfast.byzantine.kernels.port import (
     Order,
     Ordered,
 )
+from holdfast.native import compiling
 
+SOURCE = Path(__file__).with_name("columns.c")
 REALS = {torch.float32: "float", torch.float64: "double"}
 ALONE_COLUMNS = 1 << 14  # fewer are not worth a thread
 
 
 def available(dtype: torch.dtype) -> bool:
-    return library(REALS[dtype]) is not None
+    return _library(dtype) is not None
 
 
 class NativeKernels:
@@ -117,8 +119,12 @@ def _any(bad: npt.NDArray[np.uint8]) -> Flags:
     return found
 
 
+def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
+    return compiling.library(SOURCE, f"REAL={REALS[dtype]}")
+
+
 def _loaded(dtype: torch.dtype) -> ctypes.CDLL:
-    found = library(REALS[dtype])
+    found = _library(dtype)
     assert found is not None, "asked only where it is available"
     return found
 

@@ -41,6 +41,7 @@ from holdfast.engine.recovery.guarding import Guard, wake_scalers
 from holdfast.engine.recovery.trusting import alike_shards
 from holdfast.engine.servers import check_servers
 from holdfast.engine.steps import StepEngine
+from holdfast.engine.tables import connect_tables, tables_of, trains_tables, without_recomputing
 from holdfast.modes import mode_or_default
 from holdfast.modes.capture import GradientCapture
 from holdfast.modes.diverging import Losses
@@ -114,7 +115,7 @@ def join(
         checkpoint="" if saving.own else saving.uri,
         non_finite=non_finite,
         spike=spike,
-        **audited(environment),
+        **without_recomputing(audited(environment), model),
         mode=mode.words(),
     ).validate()
     config, plan = planned(config, batch_size, sampler, batch_sampler)
@@ -126,8 +127,9 @@ def join(
     }
     loader = ShardLoader(dataset, plan, collate_fn=collate_fn, **ahead)
     _prepare(model, extras, config.threads, environment)
-    check_servers(environment, mode)
+    check_servers(environment, mode, tables=bool(tables_of(model)))
     place = Place(environment, fingerprint(), mode)
+    connect_tables(model, environment, place.me, place.host, place.keys)
     training = Training(model, optimizer, extras, capture=capture, plan=plan, loader=loader, saving=saving)
     run = take_part(place, training, config)
     _live_and_end_with_process(run, place, told.against_script(said))
@@ -178,7 +180,7 @@ def take_part(place: Place, training: Training, config: RunConfig) -> Run:
 def _live_and_end_with_process(run: Run, place: Place, overruled: str) -> None:
     _tell_doubts(run, place, overruled)
     machine = run._worker.machine
-    if machine.audits.rules.every and machine.step_rules.whole:
+    if machine.audits.rules.every and machine.step_rules.whole and not trains_tables(run.model):
         run.engine.checker = FirstLook(machine, place.events)
     if place.environment is not None:
         run.beat_in(place.environment.run_dir, process_started(os.getpid()) or 0)

@@ -213,6 +213,7 @@ class Run:
                 if turn is Turn.AHEAD:
                     self._worker.replace_me("its script has been through a loop that the run's state has not")
                 if turn is not Turn.STEP:
+                    engine.finish_tables()
                     self._finish(number, passes=turn is Turn.PASS)
                     engine.seed(number, "end")
                     return

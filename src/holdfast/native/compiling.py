@@ -1,9 +1,9 @@
-"""Compiles columns.c at first use, into a cache directory of the user, and loads it.
+"""Compiles a small C file of the package at first use, into a cache directory of the user, and loads it.
 
 A library's name has a hash of the source, the compiler, the flags and this machine's processor: a cache that several
 machines share never hands one of them instructions that it does not have. It is written to a temporary name and
 renamed, so two processes that compile at once do no harm. Where anything fails there is no library, and the caller
-computes with torch.
+computes without it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
-SOURCE = Path(__file__).with_name("columns.c")
 
 
 def cache_directory() -> Path:
@@ -38,23 +37,23 @@ def cache_directory() -> Path:
     return Path(base) / "holdfast" / "kernels"
 
 
-@lru_cache(maxsize=4)
-def library(real: str) -> ctypes.CDLL | None:
-    """The compiled kernels for this C type, or None where they cannot be had: no compiler, no cache, no such flags."""
+@lru_cache(maxsize=8)
+def library(source: Path, *defines: str) -> ctypes.CDLL | None:
+    """The compiled file, with these `NAME=value` defined, or None: no compiler, no cache, no such flags."""
     try:
-        return ctypes.CDLL(str(compiled(real, cache_directory())))
+        return ctypes.CDLL(str(compiled(source, cache_directory(), *defines)))
     except (OSError, subprocess.SubprocessError, RuntimeError):
         return None
 
 
-def compiled(real: str, directory: Path) -> Path:
+def compiled(source: Path, directory: Path, *defines: str) -> Path:
     """Where the library is, compiled now if it is not there yet. OSError or SubprocessError if that cannot be done."""
     compiler = shutil.which(os.environ.get("CC") or "cc")
     if compiler is None:
         raise FileNotFoundError("no C compiler")
-    words = [compiler, *FLAGS, f"-DREAL={real}"]
-    digest = hashlib.sha256("\0".join([*words, _processor(), SOURCE.read_text()]).encode()).hexdigest()[:32]
-    target = directory / f"columns-{real}-{digest}.so"
+    words = [compiler, *FLAGS, *(f"-D{define}" for define in defines)]
+    digest = hashlib.sha256("\0".join([*words, _processor(), source.read_text()]).encode()).hexdigest()[:32]
+    target = directory / f"{source.stem}-{digest}.so"
     if target.exists():
         return target
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -63,7 +62,7 @@ def compiled(real: str, directory: Path) -> Path:
     unfinished = Path(name)
     try:
         subprocess.run(
-            [*words, str(SOURCE), "-o", name, "-lm"],
+            [*words, str(source), "-o", name, "-lm"],
             check=True,
             stdin=subprocess.DEVNULL,
             capture_output=True,

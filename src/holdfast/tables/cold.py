@@ -1,0 +1,181 @@
+"""Rows that are used least, on a disk of this host: the tier below memory.
+
+An SQLite file of the standard library holds records by id; a mark of each stays in memory, so that an id that has no
+row on the disk costs no read. A row on the disk is read where it lies, and comes back into memory when it is updated.
+Where a row lies is no part of a shard's state: replicas need not agree on it, and a restart begins with an empty file.
+
+The file is this process's alone and is not made to survive it: nothing waits for the disk, and a crash costs nothing,
+since the shard comes back from a replica or from its log. SQLite rather than LMDB: it takes less room on the disk, is
+about as fast (benchmarks/cold_rows.py), and it is there with Python.
+
+Owned by the shard's thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+import weakref
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.core.errors import ConfigError, StorageUnavailable
+from holdfast.tables.horizon import Horizon, below
+from holdfast.tables.rows.choosing import kernels
+from holdfast.tables.rows.port import HEADER_WORDS, USES_BITS, Ids, Layout, Records, Rows, Values, ids_of, marks_of
+
+CACHE_KIB = 16 * 1024
+QUERY_IDS = 500  # asked for at once
+MOVED_PART = 8  # of the rows in memory, so much goes to the disk at a time
+
+
+class ColdRows:
+    """`rows_in_memory`: at most so many stay there after an update."""
+
+    def __init__(self, directory: Path, rows_in_memory: int) -> None:
+        if rows_in_memory < MOVED_PART:
+            raise ConfigError(f"{rows_in_memory} rows in memory", hint=f"keep at least {MOVED_PART}, or all of them")
+        self._most = rows_in_memory
+        self.marks = kernels().marks()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            handle, self._path = tempfile.mkstemp(dir=directory, prefix="cold-rows-", suffix=".sqlite3")
+            os.close(handle)
+            self._rows = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(
+                f"{directory} cannot hold the rows that are used least: {error}", hint="name a directory of this host"
+            ) from error
+        for setting in (
+            "journal_mode=OFF",
+            "synchronous=OFF",
+            "locking_mode=EXCLUSIVE",
+            f"cache_size=-{CACHE_KIB}",
+            "temp_store=MEMORY",
+        ):
+            self._rows.execute(f"PRAGMA {setting}")
+        self._rows.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, record BLOB NOT NULL)")
+        weakref.finalize(self, Path(self._path).unlink, missing_ok=True)
+
+    def __len__(self) -> int:
+        return len(self.marks)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.marks.nbytes + 1024 * CACHE_KIB
+
+    @property
+    def disk_bytes(self) -> int:
+        return Path(self._path).stat().st_size
+
+    def look_up(self, ids: Ids, values: Values) -> None:
+        """Put the values of those that are here where they belong."""
+        here = np.flatnonzero(self.marks.get(ids)) if len(self) else ()
+        if not len(here):
+            return
+        unique, which = np.unique(ids[here], return_inverse=True)
+        body = self._read(unique).view(np.float32)[:, HEADER_WORDS : HEADER_WORDS + values.shape[1]]
+        values[here] = body[which]
+
+    def take(self, ids: Ids) -> Records:
+        """The records of those that are here, which are not here any more. Ids, each once."""
+        here = ids[self.marks.get(ids) > 0] if len(self) else ids[:0]
+        records = self._read(here)
+        self._delete(here)
+        return records
+
+    def fill(self, ids: Ids, wanted: npt.NDArray[np.bool_], block: Records) -> None:
+        """The records of these ids, which are here, into the block. They stay."""
+        if wanted.any():
+            block[wanted] = self._read(ids[wanted])
+
+    def newer(self, oldest: np.uint64, layout: Layout) -> Records:
+        ids, marks = self.marks.all()
+        wanted = np.sort(ids[marks >= oldest])
+        return self._read(wanted) if len(wanted) else np.zeros((0, layout.words), dtype=np.uint32)
+
+    def remove_below(self, horizon: Horizon) -> None:
+        ids, marks = self.marks.all()
+        self._delete(ids[below(ids, marks, horizon)])
+
+    def relieve(self, rows: Rows) -> None:
+        """If there are too many rows in memory, those go to the disk that were used longest ago."""
+        if len(rows) <= self._most:
+            return
+        count = len(rows) - self._most + self._most // MOVED_PART
+        records = rows.records()
+        marks = marks_of(records)
+        moved = np.ascontiguousarray(records[np.argpartition(marks >> np.uint64(USES_BITS), count - 1)[:count]])
+        self._write(moved)
+        rows.remove(ids_of(moved))
+
+    def clear(self) -> None:
+        with _named(self._path):
+            self._rows.execute("DELETE FROM rows")
+        self.marks = kernels().marks()
+
+    def close(self) -> None:
+        self._rows.close()
+        Path(self._path).unlink(missing_ok=True)
+
+    def _write(self, records: Records) -> None:
+        order = np.argsort(ids_of(records).view(np.int64))
+        records = records[order]
+        numbers = ids_of(records).view(np.int64).tolist()
+        with _named(self._path):
+            self._rows.execute("BEGIN")
+            self._rows.executemany(
+                "INSERT OR REPLACE INTO rows VALUES (?, ?)",
+                ((number, record.tobytes()) for number, record in zip(numbers, records, strict=True)),
+            )
+            self._rows.execute("COMMIT")
+        self.marks.put(ids_of(records), marks_of(records))
+
+    def _read(self, ids: Ids) -> Records:
+        """Of ids that are here, each once, in their order."""
+        if not len(ids):
+            return np.zeros((0, 0), dtype=np.uint32)
+        numbers = ids.view(np.int64)
+        order = np.argsort(numbers)
+        wanted = numbers[order].tolist()
+        found: list[bytes] = []
+        with _named(self._path):
+            for start in range(0, len(wanted), QUERY_IDS):
+                some = ",".join(map(str, wanted[start : start + QUERY_IDS]))
+                query = f"SELECT record FROM rows WHERE id IN ({some}) ORDER BY id"
+                found += [record for (record,) in self._rows.execute(query)]
+        assert len(found) == len(ids), "a mark says what is here"
+        records = np.empty((len(ids), len(found[0]) // 4), dtype=np.uint32)
+        records[order] = np.frombuffer(b"".join(found), dtype=np.uint32).reshape(len(ids), -1)
+        return records
+
+    def _delete(self, ids: Ids) -> None:
+        if not len(ids):
+            return
+        with _named(self._path):
+            self._rows.execute("BEGIN")
+            self._rows.executemany(
+                "DELETE FROM rows WHERE id = ?", ((one,) for one in np.sort(ids.view(np.int64)).tolist())
+            )
+            self._rows.execute("COMMIT")
+        self.marks.remove(np.ascontiguousarray(ids))
+
+
+class _named:
+    """A disk that fails is a StorageError with a name."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, sqlite3.Error):
+            raise StorageUnavailable(
+                f"{self._path}, which holds the rows that are used least, failed: {error}",
+                hint="free some space there, or name another directory",
+            ) from error

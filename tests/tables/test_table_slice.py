@@ -1,0 +1,160 @@
+"""A table's shard as a replicated state: replicas agree, whoever joins later too; nothing odd gets in."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.core.errors import DivergedError, ProtocolError
+from holdfast.servers.replicated import Answer, Author, Payload, ReplicatedState
+from holdfast.tables.settings import Adam, Expire, TableSettings
+from holdfast.tables.shard import TableShard
+from holdfast.tables.table_slice import (
+    TableSlice,
+    changes_query,
+    create_head,
+    decode_changes,
+    look_up_query,
+    update_of,
+)
+
+TABLE = TableSettings(dim=3, optimizer=Adam(lr=0.1), admit=2, expire=Expire(rows=10))
+ME = Author("w0", 1, 1)
+
+
+def sent(answer: Answer) -> Payload:
+    """As it comes out of a socket: in memory of its own."""
+    return Payload(dict(answer.head), memoryview(b"".join(bytes(view) for view in answer.views)))
+
+
+def created() -> TableSlice:
+    state: ReplicatedState = TableSlice()
+    state.apply(ME, Payload(create_head(TABLE), memoryview(b"")))
+    assert isinstance(state, TableSlice)
+    return state
+
+
+def updates(seed: int, count: int) -> list[Payload]:
+    draws = np.random.default_rng(seed)
+    found = []
+    for number in range(count):
+        ids = draws.integers(0, 20, 8).astype(np.uint64)
+        gradients = draws.standard_normal((8, 3)).astype(np.float32)
+        times = None if number % 2 else np.full(8, 2, dtype=np.uint32)
+        found.append(sent(update_of(ids, gradients, times, lr=0.1, time=number)))
+    return found
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 15), joins_at=st.integers(0, 15))
+def test_replicas_agree_and_one_that_joins_later_too(seed: int, count: int, joins_at: int) -> None:
+    one, other, late = created(), created(), TableSlice()
+    for number, payload in enumerate(updates(seed, count)):
+        if number == joins_at % count:
+            late.restore(sent(one.capture()))
+        one.check(ME, payload)
+        for state in (one, other) if number < joins_at % count else (one, other, late):
+            state.apply(ME, payload)
+    late.forget("w0", 1)
+    assert one.digest() == other.digest() == late.digest() and one.version == late.version == count
+    query = look_up_query(np.arange(30, dtype=np.uint64))
+    answers = [state.read(query) for state in (one, other, late)]
+    assert len({bytes(answer.views[0]) for answer in answers if answer is not None}) == 1
+
+
+def test_changes_are_what_the_shard_says() -> None:
+    state, twin = created(), TableShard(TABLE)
+    for number, payload in enumerate(updates(3, 9)):
+        state.apply(ME, payload)
+        if number % 4 == 3:
+            answer = state.read(changes_query(twin.updates))
+            assert answer is not None
+            payload = sent(answer)
+            twin.apply_changes(decode_changes(payload.head, payload.body, TABLE))
+            assert twin.digest() == state.digest()
+
+
+def test_before_it_is_created_there_is_nothing_and_it_is_created_once() -> None:
+    state = TableSlice()
+    answer = state.read({"kind": "moment"})
+    assert answer is not None and answer.head["created"] is False
+    with pytest.raises(ProtocolError, match="not created yet"):
+        state.check(ME, updates(1, 1)[0])
+    empty = TableSlice()
+    empty.restore(sent(state.capture()))
+    assert empty.digest() == state.digest()
+    state = created()
+    state.check(ME, Payload(create_head(TABLE), memoryview(b"")))
+    other = TableSettings(dim=4)
+    with pytest.raises(ProtocolError, match="other settings"):
+        state.check(ME, Payload(create_head(other), memoryview(b"")))
+
+
+def test_what_is_not_finite_is_refused_before_it_is_in_the_log() -> None:
+    state = created()
+    wrong = update_of(np.zeros(1, dtype=np.uint64), np.full((1, 3), np.nan, dtype=np.float32), None, lr=0.1, time=0)
+    with pytest.raises(DivergedError, match=r"w0\.1"):
+        state.check(ME, sent(wrong))
+    state.check(ME, Payload({"kind": "skip"}, memoryview(b"")))
+    state.apply(ME, Payload({"kind": "skip"}, memoryview(b"")))
+    assert state.version == 0
+
+
+GOOD = {"kind": "update", "count": 1, "lr": 0.1, "time": 0, "times": False}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {},
+        {"kind": "drop"},
+        {**GOOD, "count": 2},
+        {**GOOD, "count": -1},
+        {**GOOD, "count": True},
+        {**GOOD, "lr": float("nan")},
+        {**GOOD, "lr": "fast"},
+        {**GOOD, "time": -1},
+        {**GOOD, "times": 1},
+        {"kind": "create", "settings": {"dim": 3}},
+        {"kind": "create", "settings": None},
+    ],
+    ids=str,
+)
+def test_updates_that_no_table_sends(head: dict[str, Any]) -> None:
+    state = created()
+    state.check(ME, Payload(GOOD, memoryview(bytes(20))))
+    with pytest.raises(ProtocolError):
+        state.check(ME, Payload(head, memoryview(bytes(20))))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {},
+        {"kind": "everything"},
+        {"kind": "look up"},
+        {"kind": "look up", "ids": "*"},
+        {"kind": "look up", "ids": base64.b64encode(bytes(7)).decode()},
+        {"kind": "look up", "ids": "A" * (4 << 20)},
+        {"kind": "changes", "since": -1},
+        {"kind": "changes", "since": "0"},
+    ],
+    ids=lambda query: str(query)[:40],
+)
+def test_queries_that_no_table_asks(query: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        created().read(query)
+
+
+def test_a_snapshot_of_something_else_is_not_taken() -> None:
+    state = created()
+    state.apply(ME, updates(1, 1)[0])
+    good = sent(state.capture())
+    for name, wrong in (("records", 7), ("candidates", -1), ("moment", {}), ("settings", {}), ("since", 3)):
+        with pytest.raises(ProtocolError):
+            TableSlice().restore(Payload({**good.head, name: wrong}, good.body))
