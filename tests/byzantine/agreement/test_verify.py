@@ -87,9 +87,15 @@ def test_a_chain_survives_a_torn_end(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
     assert len(verify_chain(path).rounds) == 1
     file = ChainFile(tmp_path, FEDERATION)
+    assert file.last == FIRST and file.read(1, 8) == (FIRST,) and file.read(2, 8) == ()
     file.append(SECOND)
+    assert file.last == SECOND and file.read(1, 8) == (FIRST, SECOND) and file.read(2, 8) == (SECOND,)
+    assert file.read(1, 1) == (FIRST,) and file.read(0, 8) == file.read(2**60, 8) == ()
     file.close()
     assert len(verify_chain(path).rounds) == 2
+    again = ChainFile(tmp_path, FEDERATION)
+    assert again.last == SECOND and again.read(1, 8) == (FIRST, SECOND)
+    again.close()
 
 
 BAD = {
