@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.byzantine.agreement import signing
 from holdfast.byzantine.agreement.canonical import digest_of
 from holdfast.byzantine.agreement.chain_file import FILE, ChainFile, read_chain
 from holdfast.byzantine.agreement.checking import Checker
@@ -86,9 +87,15 @@ def test_a_chain_survives_a_torn_end(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
     assert len(verify_chain(path).rounds) == 1
     file = ChainFile(tmp_path, FEDERATION)
+    assert file.last == FIRST and file.read(1, 8) == (FIRST,) and file.read(2, 8) == ()
     file.append(SECOND)
+    assert file.last == SECOND and file.read(1, 8) == (FIRST, SECOND) and file.read(2, 8) == (SECOND,)
+    assert file.read(1, 1) == (FIRST,) and file.read(0, 8) == file.read(2**60, 8) == ()
     file.close()
     assert len(verify_chain(path).rounds) == 2
+    again = ChainFile(tmp_path, FEDERATION)
+    assert again.last == SECOND and again.read(1, 8) == (FIRST, SECOND)
+    again.close()
 
 
 BAD = {
@@ -236,6 +243,17 @@ def test_a_private_key_is_its_owners_alone(tmp_path: Path) -> None:
         PrivateKey.load(tmp_path / "key")
     assert "PrivateKey of" in repr(KEYS["c0"])
     assert not verify(KEYS["c0"].public, b"said", b"short")
+
+
+def test_what_was_verified_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signing, "VERIFIED_KEPT", 4)
+    monkeypatch.setattr(signing, "_verified", {})
+    key = KEYS["c0"]
+    for number in range(10):
+        said = b"said %d" % number
+        assert all(verify(key.public, said, key(said)) for _ in range(2))
+        assert not verify(key.public, said, key(b"something else")) and not verify(KEYS["c1"].public, said, key(said))
+    assert len(signing._verified) == 4
 
 
 def test_chains_are_found_where_servers_keep_them(tmp_path: Path) -> None:

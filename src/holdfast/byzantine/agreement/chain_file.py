@@ -51,6 +51,11 @@ def read_chain(path: Path) -> tuple[Federation, list[Record], int]:
     return federation, records, size
 
 
+def _places(path: Path, count: int) -> list[int]:
+    ends = [end for _, end in frames.decode(path.read_bytes(), body_bytes_max=RECORD_BYTES_MAX)]
+    return ends[:count]  # the federation comes first, so a frame's end is where the next record begins
+
+
 class ChainFile:
     """A server's own. Belongs to one thread."""
 
@@ -62,7 +67,9 @@ class ChainFile:
             content = json.dumps(federation.as_fields(), sort_keys=True).encode()
             partial.write_bytes(frames.encode(frames.mask(content, 0), 0))
             partial.rename(path)
-        known, self._records, self._size = read_chain(path)
+        known, records, self._size = read_chain(path)
+        self.last = records[-1] if records else None
+        self._places = _places(path, len(records))  # where each record's frame begins: the records stay on disk
         if known.realm != federation.realm:
             raise ConfigError(
                 f"{path} is the chain of another federation, or of this one with other participants",
@@ -73,16 +80,21 @@ class ChainFile:
         os.fsync(self._file)
         sync_directory(directory)
 
-    @property
-    def last(self) -> Record | None:
-        return self._records[-1] if self._records else None
-
     def read(self, first: int, most: int) -> tuple[Record, ...]:
         """Records from this round on."""
-        return tuple(self._records[max(first - 1, 0) : max(first - 1, 0) + most]) if first >= 1 else ()
+        places = self._places[first - 1 : first - 1 + most] if first >= 1 else []
+        return tuple([self._record_at(place) for place in places])
+
+    def _record_at(self, place: int) -> Record:
+        header = os.pread(self._file, frames.HEADER.size, place)
+        length = frames.HEADER.unpack(header)[0]
+        body = os.pread(self._file, length, place + frames.HEADER.size)
+        if frames.encode(body, place)[: len(header)] != header:
+            raise IntegrityError(f"the record at byte {place} of the chain of rounds is not what was written")
+        return decode(frames.unmask(body), _RECORDS)
 
     def append(self, record: Record) -> None:
-        assert record.header.round == len(self._records) + 1, record.header
+        assert record.header.round == len(self._places) + 1, record.header
         frame = frames.encode(frames.mask(encode(record), self._size), self._size)
         try:
             write_all(self._file, frame)
@@ -91,8 +103,9 @@ class ChainFile:
             raise StorageError(
                 f"the chain of rounds cannot be written: {error.strerror}", hint="look at the disk"
             ) from error
+        self._places.append(self._size)
         self._size += len(frame)
-        self._records.append(record)
+        self.last = record
 
     def close(self) -> None:
         os.close(self._file)

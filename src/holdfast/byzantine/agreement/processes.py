@@ -37,7 +37,7 @@ from holdfast.byzantine.rules.words import parse
 from holdfast.core.errors import ConfigError, PeerError
 from holdfast.trust.keys import SECRET_BYTES, Keys
 
-START_S = 120.0
+UPDATE_BYTES = 1024 * 1024
 END_S = 10.0
 
 
@@ -148,6 +148,7 @@ class ServerGroup:
             hostile=settings.hostile,
             updates_min=settings.clients - settings.absent,
             model=digest_of(model),
+            update_bytes_max=max(UPDATE_BYTES, len(model)),  # an update is as long as the model
         )
         self.federation.validate()
         self.addresses = {name: f"unix:{self._sockets.name}/{name}" for name in names}

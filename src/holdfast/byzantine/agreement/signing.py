@@ -7,9 +7,10 @@ prints it. Signatures are deterministic, so a server that starts again says the 
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+import threading
 from pathlib import Path
 
+from holdfast.byzantine.agreement.canonical import digest_of, pack
 from holdfast.core.errors import ConfigError
 
 VERIFIED_KEPT = 1 << 15
@@ -67,9 +68,24 @@ class PrivateKey:
             raise ConfigError(f"{path} is not a private key", hint=_HINT) from error
 
 
-@lru_cache(maxsize=VERIFIED_KEPT)
+_verified: dict[bytes, bool] = {}  # by the digest of all three: what is said may be long
+_lock = threading.Lock()
+
+
 def verify(public_key: bytes, said: bytes, signature: bytes) -> bool:
-    """Remembers what it has verified: a claim comes again in every attestation and every record."""
+    """Remembers what it has looked at: a claim comes again in every attestation and every record. For any thread."""
+    key = digest_of(pack((public_key, digest_of(said), signature)))
+    known = _verified.get(key)
+    if known is None:
+        known = _is_valid(public_key, said, signature)
+        with _lock:
+            if len(_verified) >= VERIFIED_KEPT:
+                _verified.pop(next(iter(_verified)))
+            _verified[key] = known
+    return known
+
+
+def _is_valid(public_key: bytes, said: bytes, signature: bytes) -> bool:
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, said)
     except (InvalidSignature, ValueError):
