@@ -133,7 +133,6 @@ def test_all_replicas_lost_without_a_checkpoint_ends_the_run_with_a_sentence(run
         (("--workers", "1"), (SCRIPT,), "trains on parameter servers, and this run has none"),
         (("--workers", "1", "--servers", "1"), (SCRIPT, "--exact"), "does not use them"),
         (("--workers", "1", "--servers", "2", "--replicas", "3"), (SCRIPT,), "--replicas 3 needs as many servers"),
-        (("--workers", "0", "--servers", "1"), (SCRIPT,), "--workers is 0"),
     ],
 )
 def test_bad_input_is_one_sentence(run: Run, options: tuple[str, ...], script: tuple[str, ...], said: str) -> None:
