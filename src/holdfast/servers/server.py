@@ -98,6 +98,7 @@ class SliceServer:
         self._requests = Requests(self)
         self._links: dict[str, Link] = {}
         self._retired: set[str] = set()
+        self._cut_at = 0.0
         self._inbound: dict[int, Inbound] = {}
         self._inbound_count = 0
         self._mailbox = Mailbox()
@@ -326,16 +327,20 @@ class SliceServer:
     def has_room(self) -> bool:
         return self.pool.used_bytes < self._settings.log_bytes_max
 
+    def make_room(self) -> bool:
+        """Cut the logs as far as they can be, now and then. Whether there is room then."""
+        if self.now - self._cut_at > self._tick_s:
+            self._cut_at = self.now
+            for replica in self.replicas.values():
+                replica.happens(m.CutLog(), self.now)
+        return self.has_room
+
     # ---- what replicas need (Surroundings)
 
     def send(self, peer: str, head: dict[str, Any], payloads: Sequence[Kept]) -> None:
         link = self._links.get(peer)
         if link is None:
-            registration = self.facts.servers.get(peer)
-            if registration is None:
-                return  # it is not there, or not yet
-            dial = dialler(registration, self._host, self._keys, (LOG, self.me))
-            link = self._links[peer] = Link(peer, dial, self._mailbox.put)
+            link = self._links[peer] = Link(peer, lambda: self._dial(peer), self._mailbox.put)
         for kept in payloads:
             kept.hold()
 
@@ -346,6 +351,13 @@ class SliceServer:
         frame = Outgoing(encode_frame(head, [kept.payload.body for kept in payloads]), sent)
         if link.send(frame, self.now, LINK_BYTES_MAX):
             self._flush_link(link)
+
+    def _dial(self, peer: str) -> socket.socket:
+        """In a thread of its own. A server that starts again may be somewhere else."""
+        registration = self.facts.servers.get(peer)
+        if registration is None:
+            raise PeerError(f"{peer} is not registered")
+        return dialler(registration, self._host, self._keys, (LOG, self.me))()
 
     def answer(self, client: str, head: dict[str, Any], answer: Answer | None = None) -> Outgoing | None:
         number, _, request = client.partition(":")
