@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from holdfast.core.errors import ConfigError, PeerError, ProtocolError
 from holdfast.log import messages as m
 from holdfast.log.configuration import Configuration, End
+from holdfast.log.rules import Rules
 from holdfast.servers.connections import limits_in
 from holdfast.servers.frames import FrameStream, Outgoing, encode_frame
 from holdfast.servers.log_codec import decode_message, decode_snapshot, encode_message, encode_snapshot
@@ -165,6 +166,13 @@ def test_workers_wait_while_the_log_is_full() -> None:
     """There is room for less than one update of each slice at a time, and all of them come through."""
     with in_threads(3, settings=ServerSettings(log_bytes_max=400_000)) as connect:
         train(connect("w0"), 12)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_entry_may_be_dropped_as_soon_as_it_is_applied(replicas: int) -> None:
+    shortest = ServerSettings(rules=Rules(snapshot_every=1, kept_behind=0))
+    with in_threads(2, servers=replicas, replicas=replicas, settings=shortest) as connect:
+        train(connect("w0"), 6)
 
 
 def test_slices_are_spread_evenly_and_need_as_many_servers_as_replicas() -> None:

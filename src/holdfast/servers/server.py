@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +56,29 @@ class ServerSettings:
     log_bytes_max: int = 1 << 30
     directory: Path | None = None
     lease_s: float = 3.0  # of the registration in the ledger
-    rules: Rules = field(
-        default_factory=lambda: Rules(
-            snapshot_every=64,
+    rules: Rules | None = None  # None: those below
+
+    @property
+    def log_rules(self) -> Rules:
+        """In memory a snapshot costs nothing, so logs are short, and their memory is used again soon."""
+        if self.rules is not None:
+            return self.rules
+        if self.directory is None:
+            return Rules(
+                snapshot_every=16,
+                kept_behind=8,
+                snapshot_bytes=32 << 20,
+                kept_behind_bytes=16 << 20,
+                under_way_bytes_max=64 << 20,
+            )
+        return Rules(
+            durable=True,
+            snapshot_every=256,
             kept_behind=32,
-            snapshot_bytes=128 << 20,
+            snapshot_bytes=256 << 20,
             kept_behind_bytes=64 << 20,
             under_way_bytes_max=64 << 20,
         )
-    )
 
 
 class SliceServer:
@@ -89,7 +103,7 @@ class SliceServer:
         self._keys = keys
         self._kinds = kinds
         self._settings = settings or ServerSettings()
-        self._rules = replace(self._settings.rules, durable=self._settings.directory is not None)
+        self._rules = self._settings.log_rules
         self._on_turn = on_turn
         self.tell = tell
         self.pool = BufferPool()
