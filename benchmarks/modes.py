@@ -1,6 +1,6 @@
 """Loss over wall-clock time in each mode, with and without a worker that is 5 times slower; the accuracy at the end.
 
-    python benchmarks/modes.py [--steps 400] [--check] [--json FILE] [--image docs/images/modes.svg]
+    python benchmarks/modes.py [--steps 400] [--check] [--json FILE] [--image FILE.svg]
 
 Four workers; the asynchronous mode with three servers, or as many as `--servers` says. A shard takes 4 ms, or 20 ms on
 the slow worker, in which the processor is free. Time counts from a run's first step. In the exact mode shards move from

@@ -10,7 +10,7 @@ from holdfast.ledger.memory import MemoryLedger
 from holdfast.servers.client import ClientSettings, RemoteServers
 from holdfast.servers.memory import MemoryServers, MemorySlices
 from holdfast.servers.port import ParameterServers
-from holdfast.servers.server import SliceServer
+from holdfast.servers.server import ServerSettings, SliceServer
 from holdfast.servers.serving import ServerPlace, build_server
 from holdfast.trust.keys import Keys
 
@@ -24,13 +24,21 @@ def in_memory(slices: int) -> Iterator[Open]:
 
 
 @contextmanager
-def in_threads(slices: int, *, servers: int = 3, replicas: int = 3) -> Iterator[Open]:
-    keys, ledger = Keys.from_secret(os.urandom(32)), MemoryLedger()
+def in_threads(
+    slices: int,
+    *,
+    servers: int = 3,
+    replicas: int = 3,
+    keys: Keys | None = None,
+    settings: ServerSettings | None = None,
+) -> Iterator[Open]:
+    """With `keys` that have certificates everything goes through TLS."""
+    keys, ledger = keys or Keys.from_secret(os.urandom(32)), MemoryLedger()
     running: list[SliceServer] = []
     with ExitStack() as closing:
         for slot in range(servers):
             place = ServerPlace(id=f"s{slot}.1", host="h")
-            server = build_server(place, keys, ledger.another)
+            server = build_server(place, keys, ledger.another, settings)
             running.append(server)
             thread = server.start_thread()
             closing.callback(thread.join, 10.0)
@@ -38,8 +46,8 @@ def in_threads(slices: int, *, servers: int = 3, replicas: int = 3) -> Iterator[
             closing.callback(server.stop)
 
         def connect(worker: str) -> RemoteServers:
-            settings = ClientSettings(servers=servers, replicas=replicas, slices=slices, patience_s=30.0)
-            client = RemoteServers(worker, 1, "h", keys, ledger.another, settings)
+            asked = ClientSettings(servers=servers, replicas=replicas, slices=slices, patience_s=30.0)
+            client = RemoteServers(worker, 1, "h", keys, ledger.another, asked)
             closing.callback(client.close)
             return client
 

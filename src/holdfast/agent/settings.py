@@ -49,12 +49,6 @@ class RunSettings(WorkerOptions, AgentOptions):
 
     def _validate_servers(self) -> None:
         """What parameter servers need. On several hosts, how many there are in all is not known here."""
-        if not self.workers and not (self.servers and self.ledger):
-            raise ConfigError(
-                "--workers is 0, and this host has nothing else to do",
-                hint="a worker is a process: about as many as the host has cores; a host that only serves parameters "
-                "has --servers and --ledger",
-            )
         if self.replicas > self.servers and not self.ledger:
             raise ConfigError(
                 f"--replicas {self.replicas} needs as many servers, and --servers is {self.servers}",

@@ -281,6 +281,11 @@ class Leading:
         change.proposed_at = now
         return [Tell(f"propose epoch {proposal.epoch}", proposal.reason), Propose(proposal, revision)]
 
+    def held_by_all(self, now: float) -> int:
+        """Every replica that is heard of has the log up to here."""
+        heard = [one.matched for one in self._peers.values() if now - one.confirmed_at < self._rules.lease_s]
+        return min([self._copy.committed, *heard])
+
     def _can_do_without(self, server: str, now: float) -> bool:
         """A majority of the replicas that would be left is heard of."""
         rest = [one for one in self._others() if one != server]

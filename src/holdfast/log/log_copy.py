@@ -50,6 +50,7 @@ class LogCopy:
         self._promises: deque[tuple[int, int]] = deque()
         self._rebasing: tuple[int, End] | None = None  # the ticket of a log that begins anew, until it is stored
         self._taking = False
+        self._cut_to = 0  # up to here nothing is kept for those who are late
         self.store_failed_at: float | None = None  # then what is not persisted has to be stored again
         if not self._follows_on_the_snapshot(stored):
             # It ended after the snapshot had come and before the log was begun anew: that is made up for first.
@@ -173,7 +174,17 @@ class LogCopy:
             if self.tail.nbytes(keep_from - 1, snapshot.end.index) > self._rules.kept_behind_bytes:
                 break
             keep_from -= 1
-        return self._drop_through(min(keep_from - 1, self.persisted))
+        return self._drop_through(min(max(keep_from - 1, min(self._cut_to, snapshot.end.index)), self.persisted))
+
+    def cut_through(self, index: int) -> list[Effect]:
+        """Drop entries up to this one, as soon as a snapshot covers them."""
+        self._cut_to = max(self._cut_to, min(index, self.committed))
+        if self.snapshot.end.index >= self._cut_to:
+            return self._drop_through(min(self._cut_to, self.persisted))
+        if self._taking:
+            return []
+        self._taking = True
+        return [TakeSnapshot(self.newest_snapshot())]
 
     def snapshot_not_taken(self) -> None:
         self._taking = False

@@ -25,6 +25,7 @@ from holdfast.log.messages import (
     Append,
     Appended,
     Configured,
+    CutLog,
     Effect,
     Event,
     Exited,
@@ -117,6 +118,7 @@ class ReplicaMachine:
             RemoveReplica: self._wished,
             HandOver: self._wished,
             StopAdding: self._stop_adding,
+            CutLog: self._cut_log,
             Tick: self._tick,
         }
 
@@ -403,6 +405,10 @@ class ReplicaMachine:
         if self.leading is None:
             return [Tell(f"no: {type(wish).__name__} {wish.server}", f"{self.me} is not the primary")]
         return self.leading.wish(wish, now)
+
+    def _cut_log(self, event: CutLog, now: float) -> list[Effect]:
+        through = self.copy.committed if self.leading is None else self.leading.held_by_all(now)
+        return self.copy.cut_through(through)
 
     def _stop_adding(self, event: StopAdding, now: float) -> list[Effect]:
         return self.leading.stop_adding(event.server) if self.leading is not None else []

@@ -277,6 +277,11 @@ class StopAdding:
 
 
 @dataclass(frozen=True, slots=True)
+class CutLog:
+    """There is no room for more: drop what every replica that is heard of has, and keep nothing for the late."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     pass
 
@@ -296,6 +301,7 @@ Event = (
     | WorkerGone
     | Wish
     | StopAdding
+    | CutLog
     | Tick
 )
 

@@ -115,6 +115,12 @@ class RemoteServers:
 
     def open(self, layout: Layout, initial: Initial, *, timeout_s: float) -> bool:
         give_up = time.monotonic() + timeout_s
+        if self._settings.replicas > self._settings.servers:
+            raise ConfigError(
+                f"{self._settings.replicas} replicas of each slice need as many servers, and the run has "
+                f"{self._settings.servers}",
+                hint=f"start more servers, or give --replicas {self._settings.servers}",
+            )
         ledger = self._open_ledger()
         try:
             plan, creator = self._agree(ledger, layout, give_up)

@@ -113,7 +113,7 @@ class Requests:
         replica = server.replicas.get(str(head.get("slice")))
         if replica is None or not replica.leads:
             return None
-        if not server.has_room:
+        if not server.has_room and not server.make_room():
             raise Later
         return server.pool.get(nbytes)
 
@@ -167,7 +167,7 @@ class Requests:
         if inbound.memory is None or not isinstance(part, list) or len(part) != 2:
             raise ProtocolError("a payload in memory that is not shared")
         start, nbytes = inbound.memory.check(*part)
-        if not replica.leads or not self._server.has_room:
+        if not replica.leads or not (self._server.has_room or self._server.make_room()):
             return None, nbytes
         buffer = self._server.pool.get(nbytes)
         inbound.memory.copy_out(start, [buffer.view])

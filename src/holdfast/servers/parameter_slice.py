@@ -11,6 +11,7 @@ number of updates and the clocks, so that a replica and a checkpoint begin in th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from holdfast.state.layout import DTYPES
 
 SEGMENTS_MAX = 1 << 16
 CLOCK_MAX = 1 << 62
+NUMBER_MAX = 1e300  # of a setting
 _PADDING = memoryview(bytes(LINE_BYTES))
 
 
@@ -108,7 +110,7 @@ class ParameterSlice:
     def check(self, author: Author, payload: Payload) -> None:
         kind = payload.head.get("kind")
         if kind == "initial":
-            _Initial(payload)
+            _Initial(payload).try_out()
         elif kind == "join":
             _whole(payload.head, "clock", CLOCK_MAX)
         elif kind == "update":
@@ -153,6 +155,9 @@ class ParameterSlice:
         for one, group in zip(settings, self._recipe.groups, strict=True):
             if settled(one).keys() != group.settings.keys():
                 raise ProtocolError("an update with the settings of another optimizer")
+            for name, value in one.items():
+                if _kind(value) != _kind(group.settings[name]):
+                    raise ProtocolError(f"an update whose setting {name} is of another kind than the run's")
         if not isinstance(absent, list) or not all(type(one) is int for one in absent):
             raise ProtocolError("an update that does not say which gradients it lacks")
         values, missing = self._state.values, set(absent)
@@ -254,6 +259,32 @@ class _Initial:
             for state in named
         ]
         next(tensors, None)
+
+    def try_out(self) -> None:
+        """Step the optimizers on an element of each segment: what they cannot do must not enter the log."""
+        tried = set()
+        for segment, value, state, group in zip(self.segments, self.values, self.states, self.groups, strict=True):
+            kinds = (group, value.dtype, *((name, one.dtype, one.dim()) for name, one in state.items()))
+            if kinds in tried:
+                continue
+            tried.add(kinds)
+            try:
+                one = SliceState([value[:1].clone()], [0], [self.recipe.groups[group]])
+                one.give_optimizer_states([{name: item[:1] if item.dim() else item for name, item in state.items()}])
+                one.apply([torch.zeros(1, dtype=value.dtype)], [self.recipe.groups[group].settings])
+            except Exception as error:  # whatever torch says to it
+                raise ProtocolError(
+                    f"parameter {segment.parameter} cannot be trained so: {str(error).splitlines()[0][:200]}"
+                ) from error
+
+
+def _kind(value: Any) -> tuple[Any, ...]:
+    """What of a setting must stay as it was in the beginning, so that what was tried out then can be applied."""
+    if isinstance(value, list):
+        return tuple(_kind(item) for item in value)
+    if type(value) in (int, float):
+        return ("number", math.isfinite(value) and abs(value) < NUMBER_MAX)
+    return (type(value).__name__,)
 
 
 def captured_pieces(payload: Payload) -> Iterator[tuple[Segment, Piece]]:

@@ -218,7 +218,9 @@ class Replica:
 
     def _let_go_of_unused(self, references: Sequence[int]) -> None:
         for reference in set(references).difference(self._by_index.values()):
-            self._kept.pop(reference).release()
+            kept = self._kept.pop(reference, None)
+            if kept is not None:  # else it was in the log, and is dropped already
+                kept.release()
 
     def _let_go_at(self, index: int) -> None:
         reference = self._by_index.pop(index, None)

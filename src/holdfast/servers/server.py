@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +56,29 @@ class ServerSettings:
     log_bytes_max: int = 1 << 30
     directory: Path | None = None
     lease_s: float = 3.0  # of the registration in the ledger
-    rules: Rules = field(
-        default_factory=lambda: Rules(
-            snapshot_every=64,
+    rules: Rules | None = None  # None: those below
+
+    @property
+    def log_rules(self) -> Rules:
+        """In memory a snapshot costs nothing, so logs are short, and their memory is used again soon."""
+        if self.rules is not None:
+            return self.rules
+        if self.directory is None:
+            return Rules(
+                snapshot_every=16,
+                kept_behind=8,
+                snapshot_bytes=32 << 20,
+                kept_behind_bytes=16 << 20,
+                under_way_bytes_max=64 << 20,
+            )
+        return Rules(
+            durable=True,
+            snapshot_every=256,
             kept_behind=32,
-            snapshot_bytes=128 << 20,
+            snapshot_bytes=256 << 20,
             kept_behind_bytes=64 << 20,
             under_way_bytes_max=64 << 20,
         )
-    )
 
 
 class SliceServer:
@@ -89,7 +103,7 @@ class SliceServer:
         self._keys = keys
         self._kinds = kinds
         self._settings = settings or ServerSettings()
-        self._rules = replace(self._settings.rules, durable=self._settings.directory is not None)
+        self._rules = self._settings.log_rules
         self._on_turn = on_turn
         self.tell = tell
         self.pool = BufferPool()
@@ -98,6 +112,7 @@ class SliceServer:
         self._requests = Requests(self)
         self._links: dict[str, Link] = {}
         self._retired: set[str] = set()
+        self._cut_at = 0.0
         self._inbound: dict[int, Inbound] = {}
         self._inbound_count = 0
         self._mailbox = Mailbox()
@@ -326,16 +341,20 @@ class SliceServer:
     def has_room(self) -> bool:
         return self.pool.used_bytes < self._settings.log_bytes_max
 
+    def make_room(self) -> bool:
+        """Cut the logs as far as they can be, now and then. Whether there is room then."""
+        if self.now - self._cut_at > self._tick_s:
+            self._cut_at = self.now
+            for replica in self.replicas.values():
+                replica.happens(m.CutLog(), self.now)
+        return self.has_room
+
     # ---- what replicas need (Surroundings)
 
     def send(self, peer: str, head: dict[str, Any], payloads: Sequence[Kept]) -> None:
         link = self._links.get(peer)
         if link is None:
-            registration = self.facts.servers.get(peer)
-            if registration is None:
-                return  # it is not there, or not yet
-            dial = dialler(registration, self._host, self._keys, (LOG, self.me))
-            link = self._links[peer] = Link(peer, dial, self._mailbox.put)
+            link = self._links[peer] = Link(peer, lambda: self._dial(peer), self._mailbox.put)
         for kept in payloads:
             kept.hold()
 
@@ -346,6 +365,13 @@ class SliceServer:
         frame = Outgoing(encode_frame(head, [kept.payload.body for kept in payloads]), sent)
         if link.send(frame, self.now, LINK_BYTES_MAX):
             self._flush_link(link)
+
+    def _dial(self, peer: str) -> socket.socket:
+        """In a thread of its own. A server that starts again may be somewhere else."""
+        registration = self.facts.servers.get(peer)
+        if registration is None:
+            raise PeerError(f"{peer} is not registered")
+        return dialler(registration, self._host, self._keys, (LOG, self.me))()
 
     def answer(self, client: str, head: dict[str, Any], answer: Answer | None = None) -> Outgoing | None:
         number, _, request = client.partition(":")

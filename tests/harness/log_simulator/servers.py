@@ -91,6 +91,8 @@ class Server:
             for replica in self.replicas:
                 if replica.machine.is_member or replica.machine.copy.store_failed_at is not None:
                     replica.handle(m.Tick())
+                    if self.world.schedule.lonely and self.world.pressure.random() < 0.05:
+                        replica.handle(m.CutLog())
 
     def _every(self, period_s: float, act: Callable[[], None]) -> None:
         started = self.starts

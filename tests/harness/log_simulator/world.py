@@ -31,6 +31,7 @@ class World:
         self.rules = schedule.rules
         self.machine_class = machine_class
         self.rng = random.Random(f"log run {schedule.seed}")
+        self.pressure = random.Random(f"log pressure {schedule.seed}")  # when memory is short
         self.now = 0.0
         self.faulty = True
         self.lines: list[str] | None = [] if keep_trace else None

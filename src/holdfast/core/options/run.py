@@ -59,7 +59,7 @@ class AgentOptions:
         more="Up to 64 letters, digits, dots, dashes, underscores",
     )
     workers: int = option(
-        Whole(0, WORKERS_MAX),
+        Whole(1, WORKERS_MAX),
         group=GENERAL,
         metavar="N",
         help="how many workers train",
@@ -163,7 +163,7 @@ class WorkerOptions:
         group=SERVING,
         metavar="N",
         help="how many parameter servers this host has, for a script with mode=holdfast.Async()",
-        more="[How](../how-to/parameter-servers.md). A host that only serves has `--workers 0`",
+        more="[How](../how-to/parameter-servers.md)",
         hint="a server is a process: 3 of them outlive the loss of one",
     )
     replicas: int = option(
