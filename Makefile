@@ -101,6 +101,8 @@ soak: install
 	    --seed $$seed || exit 1; done
 	for seed in 1 2 3; do \
 	  $(BIN)/python -m tests.soak.checkpoint_faults --points 60 --seed $$seed || exit 1; done
+	for seed in $$(seq 20); do \
+	  $(BIN)/python -m tests.soak.servers --for 120s --seed $$seed || exit 1; done
 	for storage in s3 hdfs; do \
 	  $(BIN)/python -m tests.soak.checkpoint_faults --points 20 --storage $$storage || exit 1; done
 	$(BIN)/python -m tests.harness.simulator --schedules 1000000

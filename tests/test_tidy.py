@@ -18,6 +18,7 @@ CONVERSIONS = {("exporting.py", "save"), ("importing.py", "load")}  # other prog
 MODES = re.compile(r"\b(Exact|[Ee]lastic|ELASTIC|[Qq]uorum|modes\.(exact|elastic)|exact mode)\b")
 IMPORTS_MAX = 20  # modules of our own
 MORE_IMPORTS = {  # a file that puts parts together names each of them once; everything else knows few
+    "agent/agent.py": "its loop hands each message to the part that it is for",
     "agent/starting.py": "it builds every part of an agent and hands each what it needs",
     "cli/main.py": "it names the module of every command, and imports the one that is called",
     "engine/api/joining.py": "holdfast.join checks every argument and puts the run together from them",

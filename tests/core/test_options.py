@@ -30,6 +30,7 @@ OTHERS: dict[str, Any] = {  # a value that is not the default
     "--run": "first",
     "--start": "cold",
     "--path": "network",
+    "--durable": "disk",
     "--numerics": "warn",
     "--metrics": "127.0.0.1:9000",
     "--dashboard": 0,
@@ -57,7 +58,7 @@ def test_each_has_one_flag_one_name_and_a_group() -> None:
     assert len({option.flag for option in DECLARED}) == len({option.setting for option in DECLARED}) == len(DECLARED)
     for option in DECLARED:
         assert option.group in GROUPS and option.help and not option.help.endswith(".")
-        assert option.metavar or option.flag in ("--start", "--path", "--numerics")
+        assert option.metavar or option.flag in ("--start", "--path", "--numerics", "--durable")
 
 
 @pytest.mark.parametrize("option", DECLARED, ids=lambda option: option.flag)

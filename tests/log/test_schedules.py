@@ -27,7 +27,8 @@ BUSY = {
 # 380: the table ahead of the log forgets what is not committed, and a retry is acknowledged. 1212, 533: a server ends
 # between the snapshot that it fetched and the log that begins after it. 7917: a retry is acknowledged while a
 # majority of the new configuration does not have the update yet. 1346: a replica ends when it was proposed, and the
-# ledger does not hear of it: nothing else could be changed from then on.
+# ledger does not hear of it: nothing else could be changed from then on. 2070: a replica that cannot store is sent more
+# and more messages.
 REGRESSIONS: tuple[tuple[int, dict[str, Any]], ...] = (
     (12, {}),
     (13, {}),
@@ -35,6 +36,7 @@ REGRESSIONS: tuple[tuple[int, dict[str, Any]], ...] = (
     (380, {}),
     (7917, {}),
     (1346, {"entries_per_append": 1, "lonely": True}),
+    (2070, {"entries_per_append": 1, "lonely": True}),
     (1212, {**BUSY, "only": ("isolate_primary", "crash", "crash")}),
     (533, {**BUSY, "only": ("one_way_primary", "one_way", "crash", "cut_ledger")}),
 )

@@ -73,3 +73,15 @@ def test_the_slice_is_open_again_within_seconds(announce: bool) -> None:
         print("open again after", time.monotonic() - killed_at)
         accounts.stop()
         accounts.check()
+
+
+def test_what_is_on_disk_outlives_all_servers() -> None:
+    with Fleet(3, replicas=3, durable=True) as fleet, busy(fleet) as accounts:
+        names = list(fleet.processes)
+        for name in names:
+            fleet.kill(name)
+        for name in names:
+            fleet.restart(name)
+        goes_on(fleet, accounts)
+        accounts.stop()
+        accounts.check()

@@ -97,7 +97,7 @@ class AgentReporter:
         for worker, line in self.tails.look(now):
             self._screen.line(f"{worker} | {line}")
         if self.record.step:
-            line = progress_line(self.record, workers=len(self.record.workers.members) or workers)
+            line = progress_line(self.record, workers=self.record.training or workers)
             if self._clock.due(line, now):
                 self._screen.progress(line if self._screen.redraws else f"holdfast | {line}")
 

@@ -13,7 +13,18 @@ from holdfast.agent.hosts.presence import other_hosts
 from holdfast.agent.workers.heartbeat_watch import described_limits, levels
 from holdfast.cli.control import find_run
 from holdfast.core.errors import LedgerError, ProtocolError
-from holdfast.core.words import KEY_LIARS, KEY_SIZE, KEY_VIEW, KEY_WORKERS, View, decode_whole
+from holdfast.core.words import (
+    KEY_LIARS,
+    KEY_OWN_VIEWS,
+    KEY_SERVERS,
+    KEY_SIZE,
+    KEY_SLICE,
+    KEY_VIEW,
+    KEY_WORKERS,
+    View,
+    decode_json,
+    decode_whole,
+)
 from holdfast.events.telling import count
 from holdfast.observe.accounting import Spent
 from holdfast.observe.fold import RunRecord
@@ -55,6 +66,7 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "failures_survived": workers.failures,
         "evicted": workers.evictions,
         "rewinds": record.rewinds,
+        "failovers": record.servers.failovers,
         "skipped": sorted(record.skipped),
         "host": directory.host or None,
         "ledger": described.get("ledger") or None,
@@ -71,7 +83,7 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "ended": record.ended or None,
         "command": described.get("command"),
     }
-    status["hosts"] = []
+    status["hosts"], status["servers"], status["slices"] = [], [], {}
     age_s, status["ring"] = read_table(directory.path) if agent is not None else (0.0, [])
     for row in status["ring"]:
         row["age_s"] = round(row["age_s"] + age_s, 2)
@@ -128,6 +140,8 @@ def _ask_ledger(directory: RunDirectory, status: dict[str, Any]) -> set[str] | N
         if KEY_VIEW in entries:
             view = View.decode(entries[KEY_VIEW])
             status["view"], status["members"] = view.number, list(view.members)
+        alone = [key[len(KEY_OWN_VIEWS) :] for key in sorted(entries) if key.startswith(KEY_OWN_VIEWS)]
+        status["members"] = alone or status["members"]
         sizes = [decode_whole(value, "workers") for key, value in entries.items() if key.startswith(KEY_SIZE)]
         if sizes:
             status["target"] = sum(sizes)
@@ -135,6 +149,12 @@ def _ask_ledger(directory: RunDirectory, status: dict[str, Any]) -> set[str] | N
             if key.startswith(KEY_LIARS):
                 status["liars"][key[len(KEY_LIARS) :]] = decode_whole(value, "step")
         status["hosts"] = other_hosts(entries, "")
+        status["servers"] = sorted(key[len(KEY_SERVERS) :] for key in entries if key.startswith(KEY_SERVERS))
+        status["slices"] = {
+            key[len(KEY_SLICE) :]: {name: decode_json(value).get(name) for name in ("primary", "replicas", "epoch")}
+            for key, value in sorted(entries.items())
+            if key.startswith(KEY_SLICE)
+        }
     except (LedgerError, ProtocolError, KeyError, ValueError, OSError) as error:
         status["ledger_away"] = status["ledger_away"] or (["status"] if isinstance(error, LedgerError) else [])
         return None
@@ -161,6 +181,18 @@ def _level(worker: dict[str, Any]) -> str:
     return f", {worker['level']}: {worker['activity']} for {worker['activity_s']:.1f} s"
 
 
+def _server_lines(status: dict[str, Any]) -> list[str]:
+    if not status["servers"] and not status["slices"]:
+        return []
+    lines = [f"servers: {', '.join(status['servers']) or 'none'}; {count(status['failovers'], 'failover')}"]
+    for name, known in status["slices"].items():
+        others = [server for server in known["replicas"] or () if server != known["primary"]]
+        gone = [server for server in others if server not in status["servers"]]
+        without = f"; {', '.join(gone)} is gone" if gone else ""
+        lines.append(f"  {name:<14} {known['primary']}, and {', '.join(others) or 'no other'}{without}")
+    return lines
+
+
 def _lines(status: dict[str, Any]) -> list[str]:
     steps = f"/{status['steps']}" if status["steps"] else ""
     lines = [
@@ -182,6 +214,7 @@ def _lines(status: dict[str, Any]) -> list[str]:
         who = ", ".join(status["ledger_away"])
         goes_on = "no step is begun until it is back" if status["paused"] else "training goes on without it"
         lines.append(f"ledger: {who} cannot reach it; the membership is frozen, and {goes_on}")
+    lines += _server_lines(status)
     if status["rewinds"]:
         lines.append(f"rewinds: {status['rewinds']}")
     if status["skipped"]:

@@ -55,7 +55,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     # parameter servers: its updates since the last such event, by how many of others came between
     # (its steps ahead of the slowest worker at most, where that was looked at, and how many are allowed)
     "staleness": ("updates", "ahead", "bound"),
-    "captured": ("versions", "left"),  # a state of all slices, for a checkpoint; steps before the next that are not in
+    # a state of all slices, for a checkpoint; how many steps before the next one are not in it
+    "captured": ("versions", "next", "left"),
     # at step 0, although the run was further: nobody has the state, and there is no checkpoint. `keeps`: it keeps them
     "started_over": ("view", "step", "keeps"),
     "resumed": ("step", "uri", "bytes", "duration_s"),  # from a checkpoint: no worker was left

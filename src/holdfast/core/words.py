@@ -16,6 +16,7 @@ KEY_KEYS = "keys"  # fingerprint of the run's keys: a host that has others is to
 KEY_SIZE = "size/"  # + host: {"workers": N}, how many workers this host should have; a view has their sum
 KEY_HOSTS = "host/"  # + host: its agent, under the agent's lease
 KEY_VIEW = "view"  # the current view
+KEY_OWN_VIEWS = "own-view/"  # + id: the view of a worker that is by itself, under its lease
 KEY_WORKERS = "worker/"  # + id: a registration, under the worker's lease
 KEY_ROLLS = "roll/"  # + id: whom this worker could reach when its view had broken, under its lease
 KEY_DEAD = "dead/"  # + id: the agent saw this worker's process end

@@ -32,8 +32,17 @@ def line_of_script(trace: TracebackType | None) -> str:
 
 
 class Reporter:
-    def __init__(self, events: EventLog, machine: Machine, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        events: EventLog,
+        machine: Machine,
+        *,
+        workers: Callable[[tuple[str, ...]], tuple[str, ...]] = lambda members: members,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`workers`: all that train, where a view has not all of them."""
         self._events = events
+        self._workers = workers
         self._machine = machine
         self._clock = clock
         self._at = 0.0
@@ -64,7 +73,7 @@ class Reporter:
         rate = self._samples / (now - self._at) if self._at else 0.0
         self._at, self._samples = now, 0
         view = self._machine.view
-        members = view.members if view else ()
+        members = self._workers(view.members if view else ())
         number = view.number if view else 0
         here = [member for member in members if host_of(member) == host_of(self._machine.me)]
         speaks = here[:1] == [self._machine.me]

@@ -125,7 +125,9 @@ class StepEngine:
         self._losses = loops.losses
         self._guard = guard
         self._misuse = misuse
-        self._reporter = Reporter(worker.lines.events, worker.machine, clock=worker.clock)
+        self._reporter = Reporter(
+            worker.lines.events, worker.machine, workers=worker.attendance.workers, clock=worker.clock
+        )
         self._pending: m.Compute | None = None  # the machine's word for the step that is not begun yet
         self._directive: m.Compute | None = None  # and for the one that is, until its shards are asked for
         self._todo: Iterator[tuple[int, bool]] | None = None  # shards to compute, and whether they count
@@ -262,7 +264,8 @@ class StepEngine:
         view = self._worker.machine.view  # that of this step: what follows may enter the next
         self._misuse.applied(step.number, calls, has_gradients=present, stray=optimizers.stray)
         self._worker.applied(step.number, save=self.wishes is not None and self.wishes.takes_save())
-        self._reporter.applied(step.number + 1, self.until, step.metrics, step.samples)
+        made = self._data.samples_made(step.number, step.samples)
+        self._reporter.applied(step.number + 1, self.until, step.metrics, made)
         if self.watcher is not None:
             counted = self._worker.gradients.counted.get(step.number, ())
             self.watcher(step.number, view.number if view else 0, counted)

@@ -28,6 +28,7 @@ from holdfast.log.messages import (
     Propose,
     Pushed,
     Refuse,
+    RemoveReplica,
     Send,
     Tell,
     Update,
@@ -47,6 +48,8 @@ class Progress:
     confirmed_at: float = -math.inf
     sent_at: float = -math.inf
     offered_at: float = -math.inf
+    stepped_back_at: float = -math.inf  # when it was last found to lack what was sent before
+    is_probed: bool = False  # since then nothing was confirmed: one message at a time
 
 
 class Leading:
@@ -188,6 +191,7 @@ class Leading:
         progress.matched = max(progress.matched, matched)
         progress.floor = max(progress.floor, matched)
         progress.next = max(progress.next, progress.matched + 1)
+        progress.is_probed = False
         return self._send_to(peer, now, beat=False)
 
     def mismatched(self, peer: str, sent_at: float, try_after: int, now: float) -> list[Effect]:
@@ -196,9 +200,10 @@ class Leading:
             return []
         progress.confirmed_at = max(progress.confirmed_at, sent_at)
         back = max(progress.matched, try_after) + 1
-        if back >= progress.next:
+        if back >= progress.next or sent_at < progress.stepped_back_at:
             return []  # what was sent since may follow on
         progress.next, progress.floor = back, back - 1
+        progress.stepped_back_at, progress.is_probed = now, True
         return self._send_to(peer, now, beat=False)
 
     def send(self, now: float) -> list[Effect]:
@@ -218,6 +223,8 @@ class Leading:
                 return [Send(peer, Offer(self.configuration.epoch, self._start, now, self._copy.snapshot))]
             return [self._append(peer, tail.base, (), now)] if beat else []
         room = max(0, progress.floor + 1 + 4 * rules.entries_per_append_max - progress.next)
+        if progress.is_probed and progress.next > progress.floor + 1:
+            room = 0  # one that cannot store would else be sent the same again and again
         entries = tail.after(progress.next - 1, min(room, rules.entries_per_append_max))
         unconfirmed_bytes = tail.nbytes(progress.floor + 1, progress.next - 1)
         entries = within(entries, rules.under_way_bytes_max - unconfirmed_bytes, at_least=not unconfirmed_bytes)
@@ -262,6 +269,8 @@ class Leading:
             return self._give_up(change, "it was not level in time" if change.proposed_at is None else "nobody took it")
         if change.proposed_at is not None and now - change.proposed_at < self._rules.propose_again_s:
             return []
+        if isinstance(change.wish, RemoveReplica) and not self._can_do_without(change.wish.server, now):
+            return []
         progress = self._peers[change.wish.server]
         proposal = changing.proposal(change, self.configuration, progress.matched, self._copy.end, self._copy.committed)
         if change.freezes and now > change.deadline:
@@ -271,6 +280,12 @@ class Leading:
             return []
         change.proposed_at = now
         return [Tell(f"propose epoch {proposal.epoch}", proposal.reason), Propose(proposal, revision)]
+
+    def _can_do_without(self, server: str, now: float) -> bool:
+        """A majority of the replicas that would be left is heard of."""
+        rest = [one for one in self._others() if one != server]
+        heard = 1 + sum(now - self._peers[one].confirmed_at < self._rules.lease_s for one in rest)
+        return heard >= (len(rest) + 1) // 2 + 1
 
     def stop_adding(self, server: str) -> list[Effect]:
         """It is not there any more."""

@@ -57,6 +57,10 @@ class DataPlan(ABC):
     def samples(self, step: int, shards: Sequence[int] | None) -> int:
         """How many the step's mean is over. `shards`: those of it; None: all."""
 
+    def samples_made(self, step: int, here: int) -> int:
+        """By the whole run in this step. `here`: that this worker's mean is over."""
+        return here
+
     @abstractmethod
     def first_step(self, epoch: int) -> int | None:
         """Of an epoch; None: that is not known beforehand."""

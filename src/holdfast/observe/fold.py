@@ -19,6 +19,7 @@ from holdfast.events.telling import describe
 from holdfast.observe.accounting import Accounting
 from holdfast.observe.recent import RecentEvents
 from holdfast.observe.series import Histogram, Mark, Marks, Series, number_of
+from holdfast.observe.servers import Servers
 from holdfast.observe.workers import FAILURES, Workers
 
 Event = Mapping[str, Any]
@@ -45,6 +46,7 @@ class RunRecord:
         self.began: float | None = None
         self.last = 0.0
         self.workers = Workers()
+        self.servers = Servers()
         self.time = Accounting()
         self.spent_at = 0  # the number of the last event in which a worker told its account
         self.events = RecentEvents()
@@ -62,6 +64,7 @@ class RunRecord:
         self.steps = 0
         self.steps_made = 0  # those that were repeated included
         self.samples_per_s = 0.0
+        self.training = 0  # workers, by the last word of one
         self.metrics: dict[str, Any] = {}  # of the newest step, and the newest of what was recorded outside the shards
         self.newest_metrics: dict[str, Any] = {}  # the newest of each name
         self.rewinds = 0  # how often the run went back
@@ -85,7 +88,7 @@ class RunRecord:
         self._recorded: dict[str, Any] = {}
         self._progressed = 0
         self._is_news = False
-        self._handlers = _handlers(self, self.workers)
+        self._handlers = _handlers(self, self.workers, self.servers)
 
     def feed(self, event: Event) -> bool:
         """Take one event. Whether it is news: no other worker has told the same before."""
@@ -139,6 +142,7 @@ class RunRecord:
         if type(step) is not int:
             return
         self.steps = int(event.get("steps") or self.steps)
+        self.training = int(event.get("workers") or 0)
         if step > self._progressed:
             self.steps_made += step - self._progressed
         self._progressed = step

@@ -14,6 +14,7 @@ from holdfast.core.events import KINDS
 from holdfast.core.spending import CATEGORIES
 from holdfast.observe.fold import RunRecord
 from holdfast.observe.series import BUCKETS_S, Histogram
+from holdfast.observe.servers import STALENESS_BUCKETS, Servers
 from holdfast.observe.workers import Workers
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -33,6 +34,7 @@ def render(
     _add_membership(page, record.workers, alive, suspicion or {})
     _add_time(page, record, now, alive)
     _add_checkpoints(page, record, now)
+    _add_servers(page, record.servers)
     page.add("reduced_bytes_total", "Gradient bytes reduced by all workers together.", record.workers.reduced_bytes)
     page.many("events_total", "Events read so far.", "kind", dict.fromkeys(KINDS, 0) | record.events.counts)
     page.add("last_event_timestamp_seconds", "When the newest event was written.", record.last)
@@ -93,6 +95,19 @@ def _add_checkpoints(page: _Page, record: RunRecord, now: float) -> None:
     page.add("checkpoint_bytes", "Its size.", int(newest["bytes"]))
     page.add("checkpoint_timestamp_seconds", "When it was committed.", newest["t"])
     page.add("checkpoint_age_seconds", "How long ago that was.", max(0.0, now - newest["t"]))
+
+
+def _add_servers(page: _Page, servers: Servers) -> None:
+    page.add("servers_alive", "Parameter servers that live on this host.", len(servers.alive))
+    page.add("server_failures_total", "Parameter servers that failed, were killed or hung.", servers.lost)
+    page.add("failovers_total", "How often a slice of the parameters had to find another primary.", servers.failovers)
+    page.add("slice_moves_total", "How often a slice was given other servers.", servers.moves)
+    page.head("update_staleness", "Updates of others between reading parameters and an update.", "histogram")
+    for bound in (*STALENESS_BUCKETS, math.inf):
+        within = sum(updates for stale, updates in servers.staleness.items() if stale <= bound)
+        page.value("update_staleness_bucket", within, le=_number(bound))
+    page.value("update_staleness_sum", sum(stale * updates for stale, updates in servers.staleness.items()))
+    page.value("update_staleness_count", servers.staleness.total())
 
 
 class _Page:

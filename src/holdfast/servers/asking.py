@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from holdfast.core.errors import DivergedError, Evicted, PeerError, ProtocolError
 from holdfast.ledger.port import Ledger
 from holdfast.net.mailbox import Mailbox
+from holdfast.servers.connections import SLICES
 from holdfast.servers.frames import FrameStream, Head, Outgoing, encode_frame
 from holdfast.servers.ledger_line import LedgerFollower, LedgerValue, LedgerWhole
 from holdfast.servers.links import Dialled, dialler
@@ -28,7 +29,6 @@ from holdfast.servers.run_facts import RunFacts
 from holdfast.servers.worker_memory import SHARED_BYTES_MIN, Parts, WorkerMemory
 from holdfast.trust.keys import Keys
 
-SLICES = "slices"  # the purpose of connections of workers
 AGAIN_S = 0.02  # after a server has said that it cannot answer now
 SILENT_S = 5.0  # a server that says nothing for so long is asked again
 PATIENCE_S = 120.0  # in all

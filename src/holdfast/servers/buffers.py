@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import mmap
 from collections import defaultdict
+from dataclasses import dataclass
+
+from holdfast.servers.replicated import Head, Payload
 
 PAGE_BYTES = mmap.PAGESIZE
 IDLE_BYTES_MAX = 256 * 1024 * 1024  # that nobody uses and that are kept for the next one
@@ -66,3 +69,23 @@ class BufferPool:
         if self._idle_bytes + rounded <= self._idle_bytes_max:
             self._idle[rounded].append(buffer.memory)
             self._idle_bytes += rounded
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A payload, and the memory that it is in; None: of a payload without a body."""
+
+    head: Head
+    buffer: Buffer | None
+
+    @property
+    def payload(self) -> Payload:
+        return Payload(self.head, self.buffer.view if self.buffer is not None else memoryview(b""))
+
+    def hold(self) -> None:
+        if self.buffer is not None:
+            self.buffer.hold()
+
+    def release(self) -> None:
+        if self.buffer is not None:
+            self.buffer.release()

@@ -22,23 +22,32 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import ProtocolError
-from holdfast.net.greeting import Hello
-from holdfast.servers.buffers import Buffer
+from holdfast.net.greeting import Greeting, Hello
+from holdfast.servers.buffers import Buffer, Kept
 from holdfast.servers.frames import FrameStream, Head, Later
 from holdfast.servers.holding import Limits
 from holdfast.servers.links import LOG
-from holdfast.servers.replica import Kept, Replica
+from holdfast.servers.replica import Replica
 from holdfast.servers.replicated import Author
-from holdfast.servers.worker_memory import WorkerMemory
+from holdfast.servers.worker_memory import NoMemory, WorkerMemory
+from holdfast.trust.keys import Keys
 
 if TYPE_CHECKING:
     from holdfast.servers.server import SliceServer
 
+SLICES = "slices"  # the purpose of connections of workers
 WAIT_S_MAX = 30.0
 READS_MAX = 4096  # of one connection, with a part of its memory each
 HOLD_S = 5.0  # updates wait no longer than this for a capture
 NUMBER_MAX = 1 << 62
 NAME_CHARACTERS_MAX = 200
+
+
+class ServerGreeting(Greeting):
+    """An accepted connection of a worker or of another server, until it has said its Hello."""
+
+    def __init__(self, sock: socket.socket, keys: Keys, deadline: float) -> None:
+        super().__init__(sock, keys, deadline, purposes=(LOG, SLICES), memory=NoMemory())
 
 
 class Inbound:

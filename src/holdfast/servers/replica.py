@@ -1,7 +1,7 @@
 """One replica of one slice at work: the machine that decides (log/machine.py), the state, and the payloads of its log.
 
-It turns what happens into events of the machine, and performs the effects that come back. Sockets, the ledger and the
-disk are behind `Surroundings`. One thread of the server owns it.
+It turns what happens into events of the machine, and performs the effects that come back. Sockets and the ledger are
+behind `Surroundings`, memory or disk behind `Storage`. One thread of the server owns it.
 
 Invariants: the state has exactly the updates up to what the machine has committed. A payload is held for as long as its
 entry is in the log. What is being read from live state is made independent of it before the state changes.
@@ -16,16 +16,16 @@ from typing import Any, Protocol
 
 from holdfast.core.errors import DivergedError, ProtocolError
 from holdfast.log import messages as m
-from holdfast.log.configuration import Configuration
 from holdfast.log.leading import Leading
 from holdfast.log.machine import ReplicaMachine
 from holdfast.log.rules import Rules
-from holdfast.servers.buffers import Buffer
+from holdfast.servers.buffers import Buffer, Kept
 from holdfast.servers.frames import Outgoing
 from holdfast.servers.holding import Capturing
 from holdfast.servers.log_codec import decode_message, encode_message, encode_snapshot
 from holdfast.servers.placing import Target, next_wish
 from holdfast.servers.replicated import Answer, Author, Head, Payload, ReplicatedState
+from holdfast.servers.storing import Storage
 
 READS_WAITING_MAX = 1024
 
@@ -39,42 +39,14 @@ class Surroundings(Protocol):
     def answer(self, client: str, head: dict[str, Any], answer: Answer | None = None) -> Outgoing | None:
         """To whoever asked. The frame, while it is on its way; None: it is gone already."""
 
-    def propose(self, name: str, configuration: Configuration, expected_revision: int) -> None: ...
+    def propose(self, name: str, effect: m.Propose) -> None: ...
 
     def fetch(self, name: str, peer: str, snapshot: m.Snapshot) -> None:
         """Answered by `Replica.fetched` or `fetch_failed`."""
 
-    def store(self, name: str, effect: m.Store, payload_of: Callable[[m.Update], Payload]) -> bool:
-        """True: it is stored now. False: `Replica.happens` is told Persisted or StoreFailed."""
-
-    def hold_snapshot(self, name: str, snapshot: m.Snapshot, capture: Callable[[], Answer]) -> bool:
-        """True: the state itself is snapshot enough. False: `Replica.happens` is told when it is held."""
-
-    def drop_prefix(self, name: str, through: int) -> None: ...
-
     def retired(self, name: str, reason: str) -> None: ...
 
     def tell(self, name: str, decision: str, reason: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A payload, and the memory that it is in; None: of a payload without a body."""
-
-    head: Head
-    buffer: Buffer | None
-
-    @property
-    def payload(self) -> Payload:
-        return Payload(self.head, self.buffer.view if self.buffer is not None else memoryview(b""))
-
-    def hold(self) -> None:
-        if self.buffer is not None:
-            self.buffer.hold()
-
-    def release(self) -> None:
-        if self.buffer is not None:
-            self.buffer.release()
 
 
 @dataclass(frozen=True)
@@ -92,6 +64,7 @@ class Replica:
         me: str,
         state: ReplicatedState,
         surroundings: Surroundings,
+        storage: Storage,
         rules: Rules,
         *,
         now: float,
@@ -102,6 +75,7 @@ class Replica:
         self.state = state
         self.machine = ReplicaMachine(me, rules, now=now, start=start, stored=stored)
         self._around = surroundings
+        self._storage = storage
         self._kept: dict[int, Kept] = {}  # by the reference that stands in the log
         self._by_index: dict[int, int] = {}  # which reference the entry at an index has
         self._next_reference = 0
@@ -290,7 +264,7 @@ class Replica:
         elif isinstance(operation, m.Rebase):
             for index in list(self._by_index):
                 self._let_go_at(index)
-        if self._around.store(self.name, effect, self.payload_of):
+        if self._storage.store(self.name, effect, lambda update: self._kept[int(update.payload)]):
             self._events.append(m.Persisted(effect.ticket))
 
     def _protect_readers(self) -> None:
@@ -319,10 +293,10 @@ class Replica:
         self._around.answer(effect.client, {"refused": effect.reason, "kind": kind, "primary": effect.primary})
 
     def _propose(self, effect: m.Propose) -> None:
-        self._around.propose(self.name, effect.configuration, effect.expected_revision)
+        self._around.propose(self.name, effect)
 
     def _take_snapshot(self, effect: m.TakeSnapshot) -> None:
-        if self._around.hold_snapshot(self.name, effect.snapshot, self.state.capture):
+        if self._storage.hold_snapshot(self.name, effect.snapshot, self.state.capture):
             self._events.append(m.SnapshotTaken(effect.snapshot))
 
     def _fetch(self, effect: m.FetchSnapshot) -> None:
@@ -337,7 +311,7 @@ class Replica:
     def _drop(self, effect: m.DropPrefix) -> None:
         for index in [one for one in self._by_index if one <= effect.through]:
             self._let_go_at(index)
-        self._around.drop_prefix(self.name, effect.through)
+        self._storage.drop_prefix(self.name, effect.through)
 
     def _retire(self, effect: m.Retire) -> None:
         self._around.retired(self.name, effect.reason)

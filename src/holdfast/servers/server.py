@@ -15,32 +15,31 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import PeerError, ProtocolError
 from holdfast.core.words import Registration
 from holdfast.ledger.port import Ledger
 from holdfast.log import messages as m
-from holdfast.log.configuration import Configuration
 from holdfast.log.rules import Rules
 from holdfast.net.acceptor import AcceptLimits, Acceptor
-from holdfast.net.greeting import Greeting
 from holdfast.net.mailbox import Mailbox
 from holdfast.net.sockets import prepare
-from holdfast.servers.buffers import BufferPool
-from holdfast.servers.connections import Inbound, Requests
+from holdfast.servers.buffers import BufferPool, Kept
+from holdfast.servers.connections import SLICES, Inbound, Requests, ServerGreeting
+from holdfast.servers.durable import DurableSlices, OnDisk
 from holdfast.servers.fetching import Fetched, FetchFailed, fetch_snapshot
 from holdfast.servers.frames import FrameStream, Outgoing, encode_frame
 from holdfast.servers.ledger_line import LedgerLine, LedgerValue, LedgerWhole
 from holdfast.servers.links import LOG, Dialled, Link, dialler
-from holdfast.servers.replica import Kept, Replica
-from holdfast.servers.replicated import Answer, Payload, ReplicatedState
+from holdfast.servers.replica import Replica
+from holdfast.servers.replicated import Answer, ReplicatedState
 from holdfast.servers.run_facts import RunFacts
-from holdfast.servers.worker_memory import NoMemory
+from holdfast.servers.storing import DiskStorage, MemoryStorage, Storage, kept_in
 from holdfast.trust.keys import Keys
 
-SLICES = "slices"  # the purpose of connections of workers
 REPLICAS_MAX = 4096
 LINK_BYTES_MAX = 1 << 31  # queued to one server; the log's own bound is much lower
 
@@ -49,9 +48,13 @@ Kinds = Mapping[str, Callable[[], ReplicatedState]]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """`log_bytes_max`: of payloads that are held, in the log and on their way into it."""
+    """`log_bytes_max`: of payloads that are held, in the log and on their way into it.
+
+    `directory`: where logs are kept, for updates that count when they are on disk; None: memory is enough.
+    """
 
     log_bytes_max: int = 1 << 30
+    directory: Path | None = None
     lease_s: float = 3.0  # of the registration in the ledger
     rules: Rules = field(
         default_factory=lambda: Rules(
@@ -76,14 +79,17 @@ class SliceServer:
         kinds: Kinds,
         settings: ServerSettings | None = None,
         *,
+        start: int = 1,
         on_turn: Callable[[], None] = lambda: None,
         tell: Callable[[str, str, str], None] = lambda name, decision, reason: None,
     ) -> None:
         self.me = registration.id
+        self._start = start
         self._host = registration.host
         self._keys = keys
         self._kinds = kinds
         self._settings = settings or ServerSettings()
+        self._rules = replace(self._settings.rules, durable=self._settings.directory is not None)
         self._on_turn = on_turn
         self.tell = tell
         self.pool = BufferPool()
@@ -100,25 +106,46 @@ class SliceServer:
         self._acceptor = Acceptor(
             self._selector,
             sockets,
-            greet=lambda sock, deadline: Greeting(sock, keys, deadline, purposes=(LOG, SLICES), memory=NoMemory()),
+            greet=lambda sock, deadline: ServerGreeting(sock, keys, deadline),
             welcome=self._welcome,
             limits=AcceptLimits(connections_max=1024),
             owned=lambda: len(self._inbound),
         )
         self._ledger = LedgerLine(open_ledger, registration, self._mailbox.put, lease_s=self._settings.lease_s)
-        self._tick_s = self._settings.rules.beat_s / 2
+        self._storage: Storage = MemoryStorage()
+        self._disk: DurableSlices | None = None
+        self._tick_s = self._rules.beat_s / 2
         self._next_tick = 0.0
         self._stopping = False
         self.now = time.monotonic()
+        if self._settings.directory is not None:
+            self._read_disk(self._settings.directory)
+
+    def _read_disk(self, directory: Path) -> None:
+        """What an earlier process of this server has left."""
+        self._storage = storage = DiskStorage(directory, self._mailbox.put)
+        self._disk = storage.slices
+        for name in self._disk.names():
+            if name.partition("/")[0] in self._kinds:
+                found = self._disk.find(name)
+                replica = self.replicas[name] = self._new_replica(name, found.stored)
+                if found.state is not None:
+                    replica.state.restore(found.state)
+                payloads = [None if one is None else kept_in(self.pool, one) for one in found.payloads]
+                replica.give_stored(found.stored.entries, payloads)
 
     # ---- its life
 
     def run(self) -> None:
         """Until `stop`, which may be called from any thread or signal handler."""
         self._ledger.start()
+        if self._disk is not None:
+            self._disk.start()
         while not self._stopping:
             self._turn()
         self._ledger.close()
+        if self._disk is not None:
+            self._disk.close()
         for inbound in list(self._inbound.values()):
             self._hang_up(inbound)
         for link in self._links.values():
@@ -182,7 +209,7 @@ class SliceServer:
 
     # ---- connections
 
-    def _welcome(self, greeting: Greeting) -> None:
+    def _welcome(self, greeting: ServerGreeting) -> None:
         prepare(greeting.sock)
         self._inbound_count += 1
         inbound = Inbound(self._inbound_count, greeting.sock, greeting.hello, self._requests, greeting.memory)
@@ -251,6 +278,8 @@ class SliceServer:
                 self._flush_link(link)
             elif news.sock is not None:
                 news.sock.close()
+        elif isinstance(news, OnDisk):
+            self._heard_of_disk(news)
         elif isinstance(news, Fetched):
             self._fetched(news)
         elif isinstance(news, FetchFailed) and news.name in self.replicas:
@@ -283,11 +312,15 @@ class SliceServer:
 
     def _replica(self, name: str) -> Replica:
         if name not in self.replicas:
-            state = self._kinds[name.partition("/")[0]]()
-            replica = Replica(name, self.me, state, self, self._settings.rules, now=self.now)
-            replica.target = self.facts.targets.get(name)
-            self.replicas[name] = replica
+            self.replicas[name] = self._new_replica(name, None)
+            self.replicas[name].target = self.facts.targets.get(name)
         return self.replicas[name]
+
+    def _new_replica(self, name: str, stored: m.Stored | None) -> Replica:
+        state = self._kinds[name.partition("/")[0]]()
+        return Replica(
+            name, self.me, state, self, self._storage, self._rules, now=self.now, start=self._start, stored=stored
+        )
 
     @property
     def has_room(self) -> bool:
@@ -330,8 +363,8 @@ class SliceServer:
         self._rewatch(inbound.stream, inbound)
         return frame
 
-    def propose(self, name: str, configuration: Configuration, expected_revision: int) -> None:
-        self._ledger.propose(name, configuration, expected_revision)
+    def propose(self, name: str, effect: m.Propose) -> None:
+        self._ledger.propose(name, effect.configuration, effect.expected_revision)
 
     def fetch(self, name: str, peer: str, snapshot: m.Snapshot) -> None:
         registration = self.facts.servers.get(peer)
@@ -342,17 +375,17 @@ class SliceServer:
         fetch_snapshot(name, snapshot, dial, self._mailbox.put)
 
     def _fetched(self, news: Fetched) -> None:
-        if news.name in self.replicas:
-            self.replicas[news.name].fetched(news.snapshot, news.asked, news.payload, self.now)
+        def take() -> None:
+            if news.name in self.replicas:
+                self.replicas[news.name].fetched(news.snapshot, news.asked, news.payload, self.now)
 
-    def store(self, name: str, effect: m.Store, payload_of: Callable[[m.Update], Payload]) -> bool:
-        return True
+        self._storage.hold_fetched(news.name, news.snapshot, news.payload, take)
 
-    def hold_snapshot(self, name: str, snapshot: m.Snapshot, capture: Callable[[], Answer]) -> bool:
-        return True
-
-    def drop_prefix(self, name: str, through: int) -> None:
-        pass
+    def _heard_of_disk(self, news: OnDisk) -> None:
+        assert self._disk is not None
+        self._disk.heard(news)
+        if news.event is not None and news.name in self.replicas:
+            self.replicas[news.name].happens(news.event, self.now)
 
     def retired(self, name: str, reason: str) -> None:
         self._retired.add(name)

@@ -27,7 +27,8 @@ KINDS: Kinds = {PARAMETERS: ParameterSlice}
 
 @dataclass(frozen=True, kw_only=True)
 class ServerPlace:
-    """Where a server is. `id` is another one for each process: one that lost its memory is another server.
+    """Where a server is. `id` is another one for each process: one that lost its memory is another server. With a
+    directory (`ServerSettings.directory`) it may keep its id, with the next `start`.
 
     `socket`: of the unix socket for workers of the same host; None: they use TCP, too.
     """
@@ -38,6 +39,7 @@ class ServerPlace:
     advertise: str = ""
     socket: Path | None = None
     threads: int = 1  # of torch
+    start: int = 1  # which process under this id it is: more than 1 only with a directory that keeps what it stored
 
 
 def build_server(
@@ -65,7 +67,9 @@ def build_server(
         fingerprint="",
         local=local,
     )
-    return SliceServer(registration, sockets, keys, open_ledger, kinds, settings, on_turn=on_turn, tell=tell)
+    return SliceServer(
+        registration, sockets, keys, open_ledger, kinds, settings, start=place.start, on_turn=on_turn, tell=tell
+    )
 
 
 def serve(

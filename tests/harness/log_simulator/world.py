@@ -129,6 +129,9 @@ class World:
             if leading is not None and leading.change is not None and isinstance(leading.change.wish, m.AddReplica):
                 replicas = (*leading.configuration.replicas, leading.change.wish.server)
                 configurations.append(leading.configuration.next("it may come", replicas=replicas))
+            if leading is not None and leading.change is not None and isinstance(leading.change.wish, m.RemoveReplica):
+                rest = tuple(one for one in leading.configuration.replicas if one != leading.change.wish.server)
+                configurations.append(leading.configuration.next("it may go", replicas=rest))
         return all(
             sum(self.is_kept(one) and one != name for one in each.replicas) >= each.majority
             for each in configurations

@@ -64,13 +64,17 @@ class Nursery:
 class Fleet:
     """`over_tcp`: workers do not use the servers' unix sockets."""
 
-    def __init__(self, servers: int, *, replicas: int = 1, over_tcp: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, servers: int, *, replicas: int = 1, over_tcp: bool = False, durable: bool = False, **settings: Any
+    ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="hf"))
         self.secret = os.urandom(32)
         self.keys = Keys.from_secret(self.secret)
         self._replicas = replicas
         self._over_tcp = over_tcp
         self._settings = settings
+        self._durable = durable
+        self._starts: dict[str, int] = {}
         self._ledger_server = EmbeddedServer(self.directory / "ledger", self.directory / "l.sock", self.secret)
         self._ledger_server.start()
         self.ledger = self.open_ledger()
@@ -106,7 +110,12 @@ class Fleet:
     def start(self, slot: int) -> str:
         """A server with no memory of another one; its name."""
         self._incarnations[slot] += 1
-        name = f"s{slot}.{self._incarnations[slot]}"
+        return self.restart(f"s{slot}.{self._incarnations[slot]}")
+
+    def restart(self, name: str) -> str:
+        """A server that goes on with what is on its disk, if it has one."""
+        self._starts[name] = self._starts.get(name, 0) + 1
+        (self.directory / f"{name}.sock").unlink(missing_ok=True)
         words = {
             "id": name,
             "host": "h",
@@ -114,6 +123,8 @@ class Fleet:
             "ledger": str(self.directory / "l.sock"),
             "socket": str(self.directory / f"{name}.sock"),
             "log": str(self.directory / f"{name}.log"),
+            "start": self._starts[name],
+            "directory": str(self.directory / f"{name}.slices") if self._durable else "",
             "settings": self._settings,
             "gate": str(self.directory / f"{name}.gate"),
         }

@@ -55,8 +55,8 @@ class Gate:
             else:
                 attend(server, inbound, mask)
 
-        SliceServer._flush_link = gated_flush  # type: ignore[method-assign]
-        SliceServer._attend = gated_attend  # type: ignore[method-assign]
+        SliceServer._flush_link = gated_flush  # type: ignore[method-assign,assignment]
+        SliceServer._attend = gated_attend  # type: ignore[method-assign,assignment]
 
 
 class GatedLedger:

@@ -29,10 +29,10 @@ def run_server(words: dict[str, Any]) -> None:
     gate = Gate(Path(words["gate"]))
     gate.stand_before()
     serve(
-        ServerPlace(id=words["id"], host=words["host"], socket=Path(words["socket"])),
+        ServerPlace(id=words["id"], host=words["host"], socket=Path(words["socket"]), start=words["start"]),
         Keys.from_secret(secret),
-        lambda: GatedLedger(EmbeddedLedger(Path(words["ledger"]), secret), gate),  # type: ignore[arg-type,return-value]
-        ServerSettings(**words["settings"]),
+        lambda: GatedLedger(EmbeddedLedger(Path(words["ledger"]), secret), gate),
+        ServerSettings(directory=Path(words["directory"]) if words["directory"] else None, **words["settings"]),
         kinds=KINDS,
         tell=lambda name, decision, reason: print(name, decision, "because", reason, file=log),
     )

@@ -14,6 +14,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.agent.ledgers import attempt
 from holdfast.agent.report import AgentReporter
 from holdfast.agent.settings import RunSettings
 from holdfast.agent.workers.processes import DeathWatch, WorkerProcess
@@ -26,7 +27,6 @@ from holdfast.core.words import (
     Registration,
     decode_whole,
     encode_json,
-    slot_of,
 )
 from holdfast.ledger.port import Ledger
 from holdfast.placement.directory import RunDirectory
@@ -87,13 +87,15 @@ class ServerCrew:
 
     def adopt(self, registration: Registration, now: float) -> None:
         """A server of this host that lives already, when an agent takes over."""
-        slot = next((slot for slot in self._slots if slot.number == slot_of(registration.id)), None)
+        number = registration.id[1:].partition("@")[0].partition(".")[0]
+        slot = next((slot for slot in self._slots if str(slot.number) == number), None)
         if slot is None or slot.process is not None:
             return
         slot.process = WorkerProcess.adopt(registration.id, registration.pid, registration.pid_started)
         if slot.process is not None:
             slot.server, slot.started_at = registration.id, now
-            self._starts[slot.server] = 1
+            slot.count = self._counted(slot)
+            self._starts[slot.server] = slot.count if self._settings.durable == DISK else 1
             self._deaths.add(slot.process)
 
     def look(self, now: float) -> None:
@@ -186,18 +188,23 @@ class ServerCrew:
         self._deaths.add(slot.process)
         self._reporter.tell("server_started", server=slot.server, pid=slot.process.pid)
 
-    def _next_count(self, slot: _Slot) -> int:
-        """One more than this slot has had, by the ledger and our own memory."""
+    def _count_key(self, slot: _Slot) -> str:
         host = f"@{self._settings.host}" if self._settings.host else ""
-        known, key = slot.count, f"{KEY_INCARNATIONS}s{slot.number}{host}"
+        return f"{KEY_INCARNATIONS}s{slot.number}{host}"
+
+    def _counted(self, slot: _Slot) -> int:
+        """How many processes this slot has had, by the ledger and our own memory."""
         try:
-            entry = self._ledger.get(key)
-            if entry is not None:
-                known = max(known, decode_whole(entry.value, "count"))
-            self._ledger.put(key, encode_json({"count": known + 1}))
+            entry = self._ledger.get(self._count_key(slot))
+            return max(slot.count, decode_whole(entry.value, "count")) if entry is not None else slot.count
         except (LedgerError, ProtocolError) as error:
             self._reporter.refused(error)
-        return known + 1
+            return slot.count
+
+    def _next_count(self, slot: _Slot) -> int:
+        number = self._counted(slot) + 1
+        attempt(lambda: self._ledger.put(self._count_key(slot), encode_json({"count": number})), self._reporter.refused)
+        return number
 
 
 def fence_server(ledger: Ledger, server: str, start: int) -> None:

@@ -90,7 +90,8 @@ class ServedAttendance(Attendance):
     def collect(self) -> None:
         assert self._lines is not None and self._exchange is not None
         versions = collect(self._lines, self._exchange, self._state, self._data)
-        self._events.write("captured", versions=list(versions), left=len(self._data.begins_at[1]))
+        following, left = self._data.begins_at
+        self._events.write("captured", versions=list(versions), next=following, left=len(left))
 
     # ---- a step
 

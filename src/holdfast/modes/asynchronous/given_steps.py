@@ -39,6 +39,9 @@ class GivenSteps(DataPlan):
     def samples(self, step: int, shards: Sequence[int] | None) -> int:
         return self._plan.samples_in(self.unit) if shards and self.unit is not None else 0
 
+    def samples_made(self, step: int, here: int) -> int:
+        return self._plan.samples_in(step)
+
     def first_step(self, epoch: int) -> int | None:
         return self._plan.first_step(epoch)
 

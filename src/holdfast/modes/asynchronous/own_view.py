@@ -9,10 +9,9 @@ Used by the two threads of the ledger's feed, and `registered` by any.
 
 from __future__ import annotations
 
-from holdfast.core.words import KEY_DEAD, KEY_ROLLS, KEY_SIZE, KEY_VIEW, KEY_WORKERS
+from holdfast.core.words import KEY_DEAD, KEY_OWN_VIEWS, KEY_ROLLS, KEY_SIZE, KEY_VIEW, KEY_WORKERS
 from holdfast.ledger.port import Change, Entry, Ledger, Reading, Watch
 
-KEY_OWN_VIEWS = "own-view/"  # + id: the view of a worker that is by itself, under its lease
 _OF_OTHERS = (KEY_WORKERS, KEY_ROLLS, KEY_DEAD)
 
 
