@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from holdfast.checkpoint.storage.port import Storage, Stored
 from holdfast.core.errors import ConfigError, IntegrityError, StorageRefused, StorageUnavailable
 from holdfast.tables import publishing
 from holdfast.tables.following import Follower
-from holdfast.tables.log_format import entry_name, place_of, sequences
+from holdfast.tables.log_format import entry_name, parts_of, place_of, sequences
 from holdfast.tables.publishing import Publisher
 from holdfast.tables.stores import LocalStore
 from tests.harness.memory_storage import MemoryStorage
@@ -155,6 +156,15 @@ def test_a_storage_that_fails_once_costs_nothing(after: bool, monkeypatch: pytes
             except StorageUnavailable:
                 failed += 1
         assert failed <= 1 and digest(restored(inner)) == digest(table), f"call {at}"
+
+
+def test_an_entry_in_many_parts_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "parts_of", partial(parts_of, part_bytes=70))
+    table = log_of(tmp_path, 4)
+    assert len(list((tmp_path / PLACE / "data").iterdir())) > 20
+    assert digest(restored(tmp_path)) == digest(table)
+    follower = Follower(LocalStorage(tmp_path))
+    assert follower.refresh() and rows(follower.look_up) == rows(table)
 
 
 def test_shards_are_restored_one_by_one(tmp_path: Path) -> None:

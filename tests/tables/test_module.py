@@ -147,3 +147,18 @@ def test_a_state_whose_rows_are_elsewhere_is_not_taken_for_an_empty_table() -> N
     assert filled.get_extra_state()["begun"]
     untrained = holdfast.EmbeddingTable(4).get_extra_state()
     empty.set_extra_state(untrained)
+
+
+def test_a_copy_looks_up_the_same_rows_and_has_none_in_its_state() -> None:
+    model = torch.nn.Sequential(holdfast.EmbeddingTable(4), torch.nn.Linear(4, 1))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    table = model[0]
+    assert isinstance(table, holdfast.EmbeddingTable)
+    trained(table)
+    ids = torch.arange(30)
+    with torch.no_grad():
+        assert torch.equal(average.module[0](ids), table(ids))
+    state = average.state_dict()
+    assert "shards" not in state["module.0._extra_state"]
+    average.load_state_dict(state)
+    average.update_parameters(model)

@@ -122,8 +122,12 @@ def test_changes_bring_a_shard_from_anywhere_to_the_same_bits(
             follower.apply_changes(changes)
             assert follower.digest() == shard.digest()
     again = TableShard(table)
-    again.apply_changes(shard.changes())
+    whole = shard.changes()
+    again.apply_changes(whole)
     assert again.digest() == shard.digest()
+    found, expected = ([one.records, *one.candidates] for one in (again.changes(), whole))
+    same = [one.tobytes() == other.tobytes() for one, other in zip(found, expected, strict=True)]
+    assert all(same), "what is captured after a restore is what was restored"
 
 
 @needs_compiler

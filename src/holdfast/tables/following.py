@@ -21,7 +21,7 @@ import torch
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.checkpoint.storage.port import Storage
 from holdfast.core.errors import ConfigError, IntegrityError, NotStored, ProtocolError, StorageError, StorageUnavailable
-from holdfast.tables.log_format import Entry, as_told, bases, check_follows, place_of, read_changes, read_entry
+from holdfast.tables.log_format import Entry, as_told, bases, check_follows, place_of, read_entry, read_pieces
 from holdfast.tables.module import numbers_of
 from holdfast.tables.settings import SGD
 from holdfast.tables.shard import TableShard
@@ -130,9 +130,10 @@ class Follower:
             if entry.base:
                 return False
             check_follows(entry, followed.entry)
-            changes = read_changes(self._storage, entry, values_only=True)
+            pieces = list(read_pieces(self._storage, entry, values_only=True))
             with self._lock:
-                followed.state.apply_changes(changes)
+                for piece in pieces:
+                    followed.state.apply_changes(piece)
                 followed.entry = entry
 
     def _is_there(self, place: str, entry: Entry) -> bool:
@@ -148,7 +149,8 @@ class Follower:
         for base in bases(self._storage, followed.place, -1 if followed.entry is None else followed.entry.sequence):
             state = TableShard(replace(base.settings, optimizer=SGD()))
             try:
-                state.apply_changes(read_changes(self._storage, base, values_only=True))
+                for piece in read_pieces(self._storage, base, values_only=True):
+                    state.apply_changes(piece)
             except (IntegrityError, NotStored) as error:
                 trouble = trouble or error
                 continue

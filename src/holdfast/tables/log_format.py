@@ -182,10 +182,16 @@ def parts_of(changes: Changes, part_bytes: int = PART_BYTES) -> Iterator[tuple[s
         yield "candidates", np.ascontiguousarray(pairs[start : start + step]).data.cast("B")
 
 
-def read_changes(storage: Storage, entry: Entry, *, values_only: bool = False) -> Changes:
-    """What the entry holds. NotStored or IntegrityError, with the part's name. `values_only`: for look-ups."""
-    layout, blocks, pairs = Layout.of(entry.settings), [], []
+def read_pieces(storage: Storage, entry: Entry, *, values_only: bool = False) -> Iterator[Changes]:
+    """What the entry holds, a part at a time: all of them, one after the other, are its changes.
+
+    NotStored or IntegrityError, with the part's name. `values_only`: for look-ups.
+    """
+    layout = Layout.of(entry.settings)
     kept = Layout(layout.dim, 0) if values_only else layout
+    nothing = np.zeros(0, dtype=np.uint64)
+    records: Records = np.zeros((0, kept.words), dtype=np.uint32)
+    yield Changes(entry.since, entry.moment, records, (nothing, nothing))
     for part in entry.parts:
         if values_only and part.kind == "candidates":
             continue
@@ -193,17 +199,14 @@ def read_changes(storage: Storage, entry: Entry, *, values_only: bool = False) -
         storage.read_into(part.name, memoryview(content))
         if checksum_of(memoryview(content)) != part.checksum:
             raise IntegrityError(f"{part.name} does not match its checksum")
-        width = layout.nbytes if part.kind == "records" else 16
-        if part.size % width:
+        if part.size % (layout.nbytes if part.kind == "records" else 16):
             raise IntegrityError(f"{part.name} has {part.size} bytes, which are no whole rows")
         if part.kind == "records":
-            blocks.append(_narrowed(np.frombuffer(content, dtype=np.uint32).reshape(-1, layout.words), kept))
+            rows = _narrowed(np.frombuffer(content, dtype=np.uint32).reshape(-1, layout.words), kept)
+            yield Changes(entry.since, entry.moment, rows, (nothing, nothing))
         else:
-            pairs.append(np.frombuffer(content, dtype=np.uint64).reshape(-1, 2))
-    records = np.concatenate(blocks) if blocks else np.zeros((0, kept.words), dtype=np.uint32)
-    candidates = np.concatenate(pairs) if pairs else np.zeros((0, 2), dtype=np.uint64)
-    ids, marks = np.ascontiguousarray(candidates[:, 0]), np.ascontiguousarray(candidates[:, 1])
-    return Changes(entry.since, entry.moment, records, (ids, marks))
+            pairs = np.frombuffer(content, dtype=np.uint64).reshape(-1, 2)
+            yield Changes(entry.since, entry.moment, records, (pairs[:, 0].copy(), pairs[:, 1].copy()))
 
 
 def _narrowed(records: Records, layout: Layout) -> Records:

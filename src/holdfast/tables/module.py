@@ -64,6 +64,7 @@ class EmbeddingTable(torch.nn.Module):
         place = None if disk is None else Path(disk)
         self.store: TableStore = LocalStore(self.settings, rows_in_memory=rows_in_memory, disk=place)
         self._trained = True
+        self._owns = True  # the rows are this module's, and not those that a copy looks up
         self._begun = False  # some step has sent gradients, of this worker or another
         self._anchor = torch.zeros(0, requires_grad=True)  # what backward begins at: rows are no leaves
         self._gathered: Gathered = []
@@ -143,12 +144,20 @@ class EmbeddingTable(torch.nn.Module):
         """From now on the rows are there."""
         self.name, self.store = name, store
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> EmbeddingTable:
+        """A copy looks up the same rows: an averaged model averages what is dense. Its state_dict has no rows."""
+        made = EmbeddingTable(self.settings.dim)
+        made.settings, made.store, made.name, made.lr = self.settings, self.store, self.name, self.lr
+        made.training, made._trained, made._owns = self.training, self._trained, False
+        memo[id(self)] = made
+        return made
+
     # ---- as a part of the model's state
 
     def get_extra_state(self) -> dict[str, Any]:
         """Rows within this process belong to the state_dict; of those on servers, only whether there should be any."""
-        told: dict[str, Any] = {"settings": self.settings.encode(), "begun": self._begun}
-        if isinstance(self.store, LocalStore):
+        told: dict[str, Any] = {"settings": self.settings.encode(), "begun": self._begun and self._owns}
+        if isinstance(self.store, LocalStore) and self._owns:
             told["shards"] = [_plain(one.changes()) for one in self.store.states]
         return told
 

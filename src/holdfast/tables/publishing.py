@@ -26,8 +26,8 @@ from holdfast.tables.log_format import (
     newest_chain,
     parts_of,
     place_of,
-    read_changes,
     read_entry,
+    read_pieces,
     sequences,
 )
 from holdfast.tables.module import EmbeddingTable
@@ -217,5 +217,6 @@ def replayed(storage: Storage, chain: list[Entry], like: TableStore) -> TableSha
     shard = TableShard(like.settings)
     for entry in chain:
         check_settings(entry, like.settings)
-        shard.apply_changes(read_changes(storage, entry))
+        for piece in read_pieces(storage, entry):
+            shard.apply_changes(piece)
     return shard

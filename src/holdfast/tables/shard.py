@@ -210,7 +210,8 @@ class TableShard:
         if self.cold is not None:
             changed = np.concatenate([changed, self.cold.newer(oldest, self.layout)])
         ids, marks = self._rows.candidates.all()
-        newer = marks >= oldest
+        newer = np.flatnonzero(marks >= oldest)
+        newer = newer[np.argsort(ids[newer])]  # where they lie follows from the room that there was for them
         return Changes(since, self.moment, changed, (ids[newer], marks[newer]))
 
     def apply_changes(self, changes: Changes) -> None:
