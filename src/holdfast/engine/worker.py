@@ -208,8 +208,8 @@ class Worker:
     def drop_directive(self) -> None:
         self._directive = None
 
-    def put_back(self, directive: m.Commit) -> None:
-        """It is given again when the user's loop has come to it."""
+    def put_back(self, directive: m.Commit | m.Halt) -> None:
+        """It is given to the user's loop when that has come to it."""
         self._directive = directive
 
     def end(self, end: m.End) -> None:
@@ -419,8 +419,8 @@ class Worker:
         self._catching.desk.clear_away()
         self._directive = effect
         if not effect.received and self.machine.view is not None:
-            brought, trusted = self.gradients.judged(effect.step)
-            self.audits.trusting.committed(effect.step, self.machine.view.members, brought, trusted)
+            judged = self.gradients.judged(effect.step)
+            self.audits.trusting.committed(effect.step, self.machine.view.members, *judged)
             self.audits.trusting.passed(effect.step, self.gradients.too_few)
         if self._broken_at is not None:
             duration_s = self._clock() - self._broken_at
@@ -428,9 +428,6 @@ class Worker:
             about = {"view": self.machine._number(), "step": effect.step, "duration_s": round(duration_s, 4)}
             self._events.write("recovered", **about, recomputed_shards=self._recomputed)
             self._recomputed = 0
-
-    def _halt(self, effect: m.Halt) -> None:
-        self._directive = effect
 
     def _late(self, effect: Late) -> None:
         caught = self._catching.perform(effect, self._registrations)
@@ -473,7 +470,7 @@ class Worker:
         m.Restore: lambda worker, effect: worker._checkpoints.search_at(worker._clock()),
         m.Save: _save,
         m.Compute: _compute,
-        m.Halt: _halt,
+        m.Halt: put_back,
         m.Accuse: _accuse,
         m.Commit: _commit,
         **dict.fromkeys((m.Keep, m.Catch, m.LeftBehind, m.CaughtUp), _late),
