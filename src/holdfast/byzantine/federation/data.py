@@ -54,7 +54,7 @@ def _digits() -> Images:
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
-        raise ConfigError("digits needs scikit-learn", hint="pip install 'holdfast[demo]'") from None
+        raise ConfigError("digits needs scikit-learn", hint="pip install 'holdfast[federate]'") from None
     pixels, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(pixels, dtype=torch.float32) / 16.0, torch.tensor(labels)
     test = torch.arange(len(x)) % 5 == 0

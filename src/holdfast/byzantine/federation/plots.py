@@ -19,7 +19,7 @@ def draw(choices: Choices, path: Path) -> None:
     try:
         from PIL import Image, ImageDraw
     except ImportError:
-        raise ConfigError("--plot needs Pillow", hint="pip install pillow") from None
+        raise ConfigError("--plot needs Pillow", hint="pip install 'holdfast[federate]'") from None
     columns = min(COLUMNS_MAX, len(choices.attacks))
     rows = -(-len(choices.attacks) // columns)
     per_line = max(1, columns * PANEL_WIDTH // 200)
