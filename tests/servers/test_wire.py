@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.errors import ConfigError, PeerError, ProtocolError
@@ -97,6 +97,7 @@ def slice_of_four() -> tuple[ParameterSlice, Payload, Payload]:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.booleans(), st.lists(st.integers(0, 9), max_size=6), JSON)
+@example(begins=True, path=[4, 0, 3], to=[])  # a list where the name of a dtype should be
 def test_what_is_checked_can_be_applied(begins: bool, path: list[int], to: Any) -> None:
     state, first, update = slice_of_four()
     sent = first if begins else update

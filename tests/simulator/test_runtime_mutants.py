@@ -271,4 +271,4 @@ def test_a_late_worker_that_keeps_its_state_is_caught(monkeypatch: Patch) -> Non
     monkeypatch.setattr(place, "Machine", test_late.ComesBackWithoutFetching)
     with pytest.raises(Violation):
         for seed in range(SEEDS):
-            simulate(seed, late_s=0.5, fault="stop", faults=4)
+            simulate(seed, late_s=0.5, fault="stop", **{**AS_THEN, "faults": 4, "in_steps": True, "workers": 4})

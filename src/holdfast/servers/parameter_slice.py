@@ -311,8 +311,12 @@ def _tensors(body: memoryview, kinds: Sequence[tuple[torch.dtype, int]]) -> Iter
         position += padded_bytes(nbytes)
 
 
+def _is_dtype(name: Any) -> bool:
+    return isinstance(name, str) and name in DTYPES
+
+
 def _segment(value: Any, groups: int) -> tuple[Segment, str, int]:
-    if not isinstance(value, list) or len(value) != 5 or value[3] not in DTYPES:
+    if not isinstance(value, list) or len(value) != 5 or not _is_dtype(value[3]):
         raise ProtocolError("an initial state with what is no segment")
     parameter, start, stop, dtype, group = value
     if not all(type(one) is int for one in (parameter, start, stop, group)):
@@ -339,7 +343,7 @@ def _state_kinds(value: Any, elements: int) -> list[tuple[str, torch.dtype, int 
     found: list[tuple[str, torch.dtype, int | None]] = []
     for name in sorted(value):
         kind = value[name]
-        if not isinstance(kind, list) or len(kind) != 2 or kind[0] not in DTYPES or kind[1] not in (0, 1):
+        if not isinstance(kind, list) or len(kind) != 2 or not _is_dtype(kind[0]) or kind[1] not in (0, 1):
             raise ProtocolError("an initial state with what is no optimizer's state")
         found.append((name, DTYPES[kind[0]], elements if kind[1] else None))
     return found
