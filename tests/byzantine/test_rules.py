@@ -237,6 +237,14 @@ def test_buckets_are_means_and_count_as_updates() -> None:
     assert not torch.equal(value(rule, x, 1), value(Bucketing(size=3, seed=5, then=Median()), x, 1))
 
 
+def test_buckets_are_dealt_anew_in_every_round_also_behind_other_rules() -> None:
+    x = draw_updates(2, 12, 0, 40, "alike")
+    for rule in (parse("bucketing:2+median"), parse("arc+bucketing:2+median"), parse("clip:3+nnm+bucketing:2+median")):
+        first, again, other = (value(rule.in_round(number), x, 1) for number in (1, 1, 2))
+        assert torch.equal(first, again) and not torch.equal(first, other)
+    assert parse("nnm+trimmed-mean").in_round(3) == parse("nnm+trimmed-mean")
+
+
 @settings(max_examples=60)
 @given(
     points=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=3, max_size=9),

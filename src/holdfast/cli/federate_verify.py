@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.cli.tables import aligned
+
+if TYPE_CHECKING:
+    from holdfast.byzantine.agreement.verifying import ChainVerdict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def verify(options: argparse.Namespace) -> int:
     from holdfast.byzantine.agreement.federation import FILE, Federation
-    from holdfast.byzantine.agreement.verifying import chains_in, compare, fingerprint, verify_chain
+    from holdfast.byzantine.agreement.verifying import chains_in, compare, verify_chain
 
     expected = None
     if options.federation:
@@ -30,6 +34,17 @@ def verify(options: argparse.Namespace) -> int:
     paths = [path for place in options.places for path in chains_in(Path(place))]
     verdicts = [verify_chain(path, expected) for path in paths]
     compare(verdicts)
+    for realm in dict.fromkeys(one.federation.realm for one in verdicts):
+        _print([one for one in verdicts if one.federation.realm == realm])
+    if expected is None:
+        print("compare the fingerprint with one that you trust, or give --federation FILE")
+    return 0
+
+
+def _print(verdicts: list[ChainVerdict]) -> None:
+    """Of one federation."""
+    from holdfast.byzantine.agreement.verifying import fingerprint
+
     longest = max(verdicts, key=lambda one: len(one.rounds))
     rows = [
         [
@@ -47,6 +62,3 @@ def verify(options: argparse.Namespace) -> int:
         print(f"{verdict.path}: {len(verdict.rounds)} rounds hold")
     known = longest.federation
     print(f"federation {known.name}, {len(known.servers)} servers, f={known.f}: fingerprint {fingerprint(known)}")
-    if expected is None:
-        print("compare the fingerprint with one that you trust, or give --federation FILE")
-    return 0

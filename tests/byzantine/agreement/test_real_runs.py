@@ -22,7 +22,7 @@ from holdfast.byzantine.agreement.server import ServerSettings
 from holdfast.byzantine.agreement.server import main as server_main
 from holdfast.byzantine.agreement.signing import PrivateKey
 from holdfast.byzantine.agreement.verifying import chains_in, compare, verify_chain
-from holdfast.core.errors import ConfigError, PeerError
+from holdfast.core.errors import ConfigError, PeerError, RoundOver
 from holdfast.net.framing import frame
 from holdfast.net.sockets import open_tcp
 from holdfast.trust.keys import Keys, create_keys
@@ -111,6 +111,27 @@ def test_rounds_by_one_call(nursery: Nursery, tmp_path: Path) -> None:
     assert torch.equal(model["bias"], torch.full((2,), 2.0))
     assert torch.equal(decode_state(encode_state(model))["weight"], FIRST["weight"] + 2)
     assert len(chains_in(settings.directory)) == 4
+
+
+def test_a_client_that_is_late_takes_the_model_of_the_others_and_part_in_the_next_round(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    settings = RoundSettings(
+        directory=tmp_path / "run", clients=4, absent=1, rule="median", timing=replace(QUICK, collect_s=0.5)
+    )
+    with ExitStack() as stack:
+        group = stack.enter_context(ServerGroup(settings, FIRST, nursery))
+        clients = [stack.enter_context(group.client(name)) for name in group.federation.clients]
+        for place, client in enumerate(clients[1:], start=1):
+            client.submit(1, update(place, 1), timeout_s=WAIT_S)
+        model = clients[1].await_model(1, timeout_s=WAIT_S)
+        wait_until_all_have(group, 1)
+        with pytest.raises(RoundOver, match="client 'c0' was late: round 1"):
+            clients[0].submit(1, update(0, 1), timeout_s=WAIT_S)
+        taken = one_round(clients, 1, dict(FIRST), lambda client, round, model: update(client, round), WAIT_S)
+        assert torch.equal(taken["bias"], model["bias"]) and not torch.equal(model["bias"], FIRST["bias"])
+        after = one_round(clients, 2, taken, lambda client, round, model: update(client, round), WAIT_S)
+        assert not torch.equal(after["bias"], taken["bias"])
 
 
 def test_servers_end_with_whoever_started_them(tmp_path: Path) -> None:
@@ -207,7 +228,7 @@ def test_what_is_refused_is_told_in_one_sentence(nursery: Nursery, tmp_path: Pat
             client.submit(1, update(place, 1), timeout_s=WAIT_S)
         clients[0].await_model(1, timeout_s=WAIT_S)
         wait_until_all_have(group, 1)
-        with pytest.raises(ConfigError, match="round 1: it is over"):
+        with pytest.raises(RoundOver, match="client 'c0' was late: round 1: it is over"):
             clients[0].submit(1, update(0, 1), timeout_s=WAIT_S)
         clients[1].submit(2, update(1, 2), timeout_s=WAIT_S)
         with pytest.raises(ConfigError, match="c1 signed two different updates for round 2"):

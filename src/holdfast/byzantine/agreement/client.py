@@ -24,7 +24,7 @@ from holdfast.byzantine.agreement.federation import Federation
 from holdfast.byzantine.agreement.links import CLIENTS, DIAL_AGAIN_S, MESSAGE_EXTRA_BYTES, dial
 from holdfast.byzantine.agreement.signing import verify
 from holdfast.byzantine.agreement.statements import Claim, Record
-from holdfast.core.errors import ConfigError, PeerError, ProtocolError
+from holdfast.core.errors import ConfigError, PeerError, ProtocolError, RoundOver
 from holdfast.net.framing import frame
 from holdfast.net.streams import Deadline, receive_frame, send
 from holdfast.trust.keys import Keys
@@ -79,7 +79,8 @@ class Client:
     def submit(self, round: int, update: State, *, timeout_s: float = 60.0) -> None:
         """Sign an update and send it to all servers. Returns when f+1 have it on disk; the others get it meanwhile.
 
-        ConfigError if f+1 servers refuse it, with what they say; PeerError if too few answer in time.
+        RoundOver if f+1 servers are done with the round (its record says whether others had the update in time and it
+        counts); ConfigError if f+1 refuse it, with what they say; PeerError if too few answer in time.
         """
         self.submit_bytes(round, encode_state(update), timeout_s=timeout_s)
 
@@ -90,19 +91,33 @@ class Client:
         with self._changed:
             self._submitted, self._answers = m.Submit(claim, content), {}
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._count(m.Accepted) >= enough or self._refusals() >= enough, timeout_s)
-            if self._refusals() >= enough:
-                reasons = [one.reason for one in self._answers.values() if isinstance(one, m.Refused) and not one.again]
+            # A kind of answer counts when f+1 servers gave it: one of them is honest.
+            self._changed.wait_for(
+                lambda: self._closed or max(len(self._accepted()), len(self._late()), len(self._refused())) >= enough,
+                timeout_s,
+            )
+            accepted, late, refused = self._accepted(), self._late(), self._refused()
+            if len(accepted) >= enough:
+                return
+            if max(len(late), len(refused)) >= enough:
                 self._submitted = None
-                raise ConfigError(f"the servers refuse the update: {reasons[0]}", hint="send one update a round")
-            if self._count(m.Accepted) < enough:
-                raise PeerError(f"{self._count(m.Accepted)} servers took the update within {timeout_s} s")
+            if len(late) >= enough:
+                raise RoundOver(f"client {self.name!r} was late: {late[0]}")
+            if len(refused) >= enough:
+                raise ConfigError(f"the servers refuse the update: {refused[0]}", hint="send one update a round")
+            if self._closed:
+                raise PeerError(f"client {self.name!r} was closed before f+1 servers took the update")
+            raise PeerError(f"{len(accepted)} servers took the update within {timeout_s} s")
 
-    def _count(self, kind: type) -> int:
-        return sum(isinstance(one, kind) for one in self._answers.values())
+    def _accepted(self) -> list[m.Accepted]:
+        return [one for one in self._answers.values() if isinstance(one, m.Accepted)]
 
-    def _refusals(self) -> int:
-        return sum(isinstance(one, m.Refused) and not one.again for one in self._answers.values())
+    def _late(self) -> list[str]:
+        return [one.reason for one in self._answers.values() if isinstance(one, m.Refused) and one.late]
+
+    def _refused(self) -> list[str]:
+        answers = self._answers.values()
+        return [one.reason for one in answers if isinstance(one, m.Refused) and not one.again and not one.late]
 
     def await_model(self, round: int, *, timeout_s: float = 600.0) -> dict[str, torch.Tensor]:
         """The model of this round, which f+1 servers have signed. PeerError if there is none in time."""

@@ -211,17 +211,19 @@ class ServerMachine:
 
     def _submitted(self, peer: str, message: Submit, now: float) -> list[Effect]:
         claim, state = message.claim, self.round
-        reason, again = self._why_not(message), 0
+        reason, again, late = self._why_not(message), 0, 0
         if not reason and claim.round != state.number:
             again = int(claim.round > state.number)
-            late = "this server has not come to it yet" if again else "it is over, and updates count in their own round"
-            reason = f"round {claim.round}: {late} (round {state.number} is under way)"
+            late = 1 - again
+            when = "this server has not come to it yet" if again else "it is over, and updates count in their own round"
+            reason = f"round {claim.round}: {when} (round {state.number} is under way)"
         if not reason and state.decided is not None and not self._is_entry(claim.digest):
+            late = 1
             reason = f"round {claim.round}: its set of updates is agreed on, and this one came too late"
         if not reason and self._is_second(claim):
             reason = f"{claim.client} signed two different updates for round {claim.round}: both are left out"
         if reason:
-            return [Send(peer, Refused(claim.round, reason, again))]
+            return [Send(peer, Refused(claim.round, reason, again, late))]
         effects: list[Effect] = []
         if claim.digest not in self.held:
             self.held.add(claim.digest)

@@ -69,11 +69,13 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Refused:
-    """`again`: the server is not there yet; the same may be accepted later."""
+    """`again`: the server is not there yet; the same may be accepted later. `late`: the round goes on without it, and
+    nothing else is wrong with the update."""
 
     round: int
     reason: str
     again: int = 0
+    late: int = 0
 
 
 Message = (

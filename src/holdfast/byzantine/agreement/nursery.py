@@ -22,8 +22,8 @@ def main() -> int:
     parse("mean")  # torch, and the rules
     alive: set[int] = set()
     signal.signal(signal.SIGCHLD, lambda number, frame: _bury(alive))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started this
-    print("ready", flush=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this ends it
+    _answer("ready")
     for line in sys.stdin:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # it is buried only once it is known
         child = os.fork()
@@ -31,11 +31,16 @@ def main() -> int:
             _become(server.serve, Path(line.strip()))
         alive.add(child)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        print(child, flush=True)
+        _answer(str(child))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     for left in alive:
         os.kill(left, signal.SIGKILL)
     return 0
+
+
+def _answer(words: str) -> None:
+    with suppress(BrokenPipeError):  # whoever started this is dead: the input ends, too
+        os.write(sys.stdout.fileno(), f"{words}\n".encode())
 
 
 def _bury(alive: set[int]) -> None:

@@ -4,8 +4,8 @@
     DIR/clients/NAME.key      clients' private keys
     DIR/servers/NAME/         all that one server has: its key, settings, votes, chain and bytes (storing.py)
 
-`run_rounds` is what `holdfast federate --servers N` uses: R rounds with any number of clients in this process and
-3f+1 servers in processes of their own, one of which may lie.
+`run_rounds`: R rounds with any number of clients in this process and 3f+1 servers in processes of their own, some of
+which may lie. `one_round` is what `holdfast federate --servers N` uses (federation/by_servers.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ from holdfast.byzantine.agreement.misbehaving import KINDS
 from holdfast.byzantine.agreement.server import KEY, MODEL, SECRET, ServerSettings
 from holdfast.byzantine.agreement.signing import PrivateKey
 from holdfast.byzantine.rules.words import parse
-from holdfast.core.errors import ConfigError, PeerError
+from holdfast.core.errors import ConfigError, PeerError, RoundOver
 from holdfast.trust.keys import SECRET_BYTES, Keys
 
 UPDATE_BYTES = 1024 * 1024
@@ -79,14 +80,27 @@ class Nursery:
 
     def __init__(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # no threads before a fork
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.byzantine.agreement.nursery"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        self._answer()
+        # A Ctrl-C waits until there is a process to end.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast.byzantine.agreement.nursery"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for whoever started this, and ends it by `close`
+            )
+        except BaseException:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            raise
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._answer()
+        except BaseException:
+            self._process.kill()  # it has no servers yet
+            self.close()
+            raise
 
     def __enter__(self) -> Nursery:
         return self
@@ -189,13 +203,20 @@ class ServerGroup:
         return [name for number, name in enumerate(self.addresses) if number not in self.settings.liars]
 
     def __enter__(self) -> ServerGroup:
-        for name in self.addresses:
-            self.start(name)
+        try:
+            for name in self.addresses:
+                self.start(name)
+        except BaseException:
+            self._end_all()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end_all()
+
+    def _end_all(self) -> None:
         for name in list(self._processes):
             self.end(name, signal.SIGTERM)
         self._sockets.cleanup()
@@ -249,9 +270,22 @@ def run_rounds(
 def one_round(
     clients: Sequence[Client], round: int, model: dict[str, torch.Tensor], compute: Compute, timeout_s: float
 ) -> dict[str, torch.Tensor]:
-    """Every client sends its update and accepts the model, which is the same for all."""
-    for number, client in enumerate(clients):
-        client.submit(round, compute(number, round, model), timeout_s=timeout_s)
-    models = [client.await_model_bytes(round, timeout_s=timeout_s) for client in clients]
+    """Every client sends its update and accepts the model, which is the same for all. All of them at once.
+
+    A client that is late for the round takes its model, too."""
+    updates = [compute(number, round, model) for number in range(len(clients))]
+
+    def take_part(client: Client, update: State) -> bytes:
+        with suppress(RoundOver):
+            client.submit(round, update, timeout_s=timeout_s)
+        return client.await_model_bytes(round, timeout_s=timeout_s)
+
+    with ThreadPoolExecutor(len(clients), thread_name_prefix="holdfast-client") as pool:
+        try:
+            models = list(pool.map(take_part, clients, updates))
+        except BaseException:
+            for client in clients:  # whoever still waits is woken: Ctrl-C ends this at once
+                client.close()
+            raise
     assert len(set(models)) == 1, "f+1 servers sign one model a round"
     return decode_state(models[0])

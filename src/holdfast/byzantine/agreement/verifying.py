@@ -70,15 +70,13 @@ def _rounds(path: Path, federation: Federation, records: Sequence[Record]) -> It
 
 
 def chains_in(place: Path) -> list[Path]:
-    """A chain's file itself, that of a server's directory, or those of all servers below a directory."""
+    """A chain's file itself, that of a server's directory, those of all servers of a federation, or of several."""
     if place.is_file():
         return [place]
-    found = sorted(place.glob(FILE)) or sorted(place.glob(f"*/{FILE}")) or sorted(place.glob(f"servers/*/{FILE}"))
-    if not found:
-        raise ConfigError(
-            f"there is no {FILE} in {place}", hint="name the file, a server's directory or a federation's"
-        )
-    return found
+    for below in ("", "*/", "servers/*/", "*/servers/*/"):
+        if found := sorted(place.glob(below + FILE)):
+            return found
+    raise ConfigError(f"there is no {FILE} in {place}", hint="name the file, a server's directory or a federation's")
 
 
 def compare(verdicts: Sequence[ChainVerdict]) -> None:

@@ -10,13 +10,15 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from holdfast.byzantine.attacks.words import attack_named
+from holdfast.byzantine.federation.combining import Combining, by_rule
 from holdfast.byzantine.federation.data import Images
-from holdfast.byzantine.federation.rounds import NONE, ON_DATA, Settings, Training, train
+from holdfast.byzantine.federation.rounds import NONE, ON_DATA, RoundSeen, Settings, Training, train
 from holdfast.byzantine.rules.words import parse
 from holdfast.core.errors import ConfigError
 
@@ -44,7 +46,17 @@ class Choices:
     aggregators: Sequence[str]
     attacks: Sequence[str]
     seeds: Sequence[int]
+    how: str = ""  # updates are combined, if not by a rule in this process: results of two ways do not mix
+    epsilons: Sequence[float] = ()  # what every round has cost of the clients' privacy, if noise is added
     found: dict[str, Training] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """What is simulated."""
+        about = self.settings
+        spread = "data alike" if about.dirichlet is None else f"labels skewed (Dirichlet {about.dirichlet:g})"
+        clients = f"{about.clients} clients of which {about.byzantine} are hostile"
+        return f"{self.data}, {clients}, {spread}, {about.rounds} rounds{', ' if self.how else ''}{self.how}"
 
     def validate(self) -> Choices:
         """ConfigError for what cannot be trained, before anything is."""
@@ -77,10 +89,16 @@ class Choices:
         return [mean(values) for values in zip(*(one.accuracies for one in done), strict=True)] if done else []
 
     def compute(
-        self, images: Images, *, until: float = float("inf"), keep: Path | None = None
+        self,
+        images: Images,
+        *,
+        until: float = float("inf"),
+        keep: Path | None = None,
+        combining: Combining = by_rule,
+        each_round: Callable[[Cell, RoundSeen], None] = lambda cell, seen: None,
     ) -> Iterator[tuple[Cell, int, int]]:
         """Trains what is missing, and says after each how many are done of how many. Stops at `until`, a time of
-        time.monotonic."""
+        time.monotonic. `each_round` is told how far a training has come."""
         cells, written = self.cells(), time.monotonic()
         missing = [cell for cell in cells if cell.name not in self.found]
         try:
@@ -88,7 +106,13 @@ class Choices:
                 if time.monotonic() >= until:
                     return
                 self.found[cell.name] = train(
-                    images, self.settings, aggregator=cell.aggregator, attack=cell.attack, seed=cell.seed
+                    images,
+                    self.settings,
+                    aggregator=cell.aggregator,
+                    attack=cell.attack,
+                    seed=cell.seed,
+                    combining=combining,
+                    each_round=partial(each_round, cell),
                 )
                 if keep is not None and time.monotonic() - written > WRITE_S:
                     self.write(keep)
@@ -103,7 +127,10 @@ class Choices:
         return all(cell.name in self.found for cell in self.cells())
 
     def _about(self) -> dict[str, Any]:
-        return {"format": FORMAT, "data": self.data, "settings": asdict(self.settings)}
+        return {"format": FORMAT, "data": self.data, "settings": asdict(self.settings), "how": self.how}
+
+    def _cost(self) -> dict[str, Any]:
+        return {"epsilon": list(self.epsilons)} if self.epsilons else {}
 
     def write(self, path: Path) -> None:
         cells = {name: asdict(one) for name, one in self.found.items()}
@@ -112,7 +139,7 @@ class Choices:
             for aggregator in self.aggregators
         }
         unfinished = path.with_name(path.name + ".tmp")
-        unfinished.write_text(json.dumps({**self._about(), "accuracy": table, "cells": cells}))
+        unfinished.write_text(json.dumps({**self._about(), "accuracy": table, **self._cost(), "cells": cells}))
         unfinished.replace(path)
 
     def read(self, path: Path) -> None:
@@ -125,7 +152,7 @@ class Choices:
                 str(name): Training(tuple(map(float, one["accuracies"])), one["backdoor"], tuple(one["trusted"]))
                 for name, one in known["cells"].items()
             }
-            about = {name: known[name] for name in self._about()}
+            about = {name: known[name] for name in ("format", "data", "settings")} | {"how": known.get("how", "")}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path} is not holdfast federate's: {error}", hint="name another file") from error
         if about != self._about():

@@ -11,10 +11,11 @@ from holdfast.byzantine.attacks.data import BackdoorTrigger
 from holdfast.byzantine.attacks.port import Attack
 from holdfast.byzantine.attacks.words import ATTACKS, SEARCHED, attack_named
 from holdfast.byzantine.federation.clients import Clients, Network
+from holdfast.byzantine.federation.combining import Cohort, Combining, by_rule
 from holdfast.byzantine.federation.data import Images, dealt
 from holdfast.byzantine.rules.port import Rule
 from holdfast.byzantine.rules.words import parse
-from holdfast.core.errors import ConfigError, TooFewUpdates
+from holdfast.core.errors import ConfigError
 
 NONE, LABEL_FLIP, BACKDOOR = "none", "label-flip", "backdoor"
 ON_DATA = (LABEL_FLIP, BACKDOOR)
@@ -67,6 +68,15 @@ class Training:
         return sum(last) / len(last)
 
 
+@dataclass(frozen=True)
+class RoundSeen:
+    """How far a training has come: so many rounds. `trusted`: who was in the last; empty if it was left out."""
+
+    rounds: int
+    accuracy: float
+    trusted: tuple[bool, ...]
+
+
 class _Attackers:
     """What the hostile clients do in a round."""
 
@@ -95,10 +105,11 @@ def train(
     aggregator: str,
     attack: str,
     seed: int,
-    each_round: Callable[[int, float], None] = lambda number, accuracy: None,
+    combining: Combining = by_rule,
+    each_round: Callable[[RoundSeen], None] = lambda seen: None,
 ) -> Training:
     """`attack` none: only the honest clients take part, and nobody is hostile."""
-    rule, f = parse(aggregator), settings.byzantine if attack != NONE else 0
+    f = settings.byzantine if attack != NONE else 0
     network = Network(images.x.shape[1], settings.hidden, images.classes)
     parts = dealt(images.y, settings.clients, dirichlet=settings.dirichlet, seed=seed)
     honest = settings.clients - settings.byzantine
@@ -108,28 +119,35 @@ def train(
         clients.flip_labels(images.classes)
     if attack == BACKDOOR:
         clients.plant(trigger, images.side, seed)
+    cohort = Cohort(
+        aggregator=aggregator,
+        attack=attack,
+        seed=seed,
+        clients=honest + f,
+        f=f,
+        lr=settings.lr,
+        model=network.initial(seed),
+    )
+    rule = parse(aggregator)
+    rule.checked(cohort.clients, f)
     attackers = _Attackers(attack, rule, f)
-    rule.checked(honest + f, f)
-    model, accuracies, trusted = network.initial(seed), list[float](), torch.zeros(honest + f)
-    for number in range(settings.rounds):
-        made = clients.updates(
-            network, model, batch=settings.batch, steps=settings.local_steps, lr=settings.lr, beta=settings.beta
-        )
-        if not torch.isfinite(made).all():  # the model is lost, and with it whatever honest clients compute
-            accuracies += [_accuracy(network, model, images)] * (settings.rounds - number)
-            break
-        if f:
-            made = torch.cat([made[:honest], attackers.sent(made[:honest], made[honest:], number, seed)])
-        try:
-            found = rule.aggregate(made, f)
-        except TooFewUpdates:
-            found = None  # the round is left out
-        if found is not None:
-            assert isinstance(found.value, torch.Tensor)
-            model = model - settings.lr * found.value
-            trusted += torch.tensor(found.trusted)
-        accuracies.append(_accuracy(network, model, images))
-        each_round(number, accuracies[-1])
+    model, accuracies, trusted = cohort.model, list[float](), torch.zeros(honest + f)
+    with combining(cohort) as combiner:
+        for number in range(settings.rounds):
+            made = clients.updates(
+                network, model, batch=settings.batch, steps=settings.local_steps, lr=settings.lr, beta=settings.beta
+            )
+            if not torch.isfinite(made).all():  # the model is lost, and with it whatever honest clients compute
+                accuracies += [_accuracy(network, model, images)] * (settings.rounds - number)
+                break
+            if f:
+                made = torch.cat([made[:honest], attackers.sent(made[:honest], made[honest:], number, seed)])
+            found = combiner.combine(model, made)
+            model = found.model
+            if found.trusted:
+                trusted += torch.tensor(found.trusted)
+            accuracies.append(_accuracy(network, model, images))
+            each_round(RoundSeen(number + 1, accuracies[-1], found.trusted))
     backdoor = _obeyed(network, model, images, trigger) if attack == BACKDOOR else None
     return Training(tuple(accuracies), backdoor, tuple((trusted / settings.rounds).tolist()))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -44,6 +44,9 @@ class NearestNeighbourMixing(Rule):
         after = self.then.coefficient(n, f)
         return None if after is None else 8.0 * f / (n - f) * (after + 1.0)
 
+    def in_round(self, number: int) -> Rule:
+        return replace(self, then=self.then.in_round(number))
+
     def run(self, gathered: Gathered) -> Outcome:
         n, weights = gathered.n, gathered.weights
         distances = squared_distances(gathered.gram())
@@ -68,9 +71,9 @@ class Bucketing(Rule):
 
     Needs what the other rule needs, for that many. The other rule's κ holds with the bucket means in the place of
     updates; the variance among these is on average a part 1 / size of that among honest updates. `seed` decides who
-    is dealt where: all servers must have the same, and hostile participants must not know it before they send. Scores
-    and trust are the bucket's. Karimireddy et al. 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via
-    Bucketing", ICLR.
+    is dealt where: all servers must have the same, and hostile participants must not know it before they send. The
+    paper deals anew in every round: `in_round`. Scores and trust are the bucket's. Karimireddy et al. 2022,
+    "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", ICLR.
     """
 
     size: int = 2
@@ -84,6 +87,10 @@ class Bucketing(Rule):
 
     def least(self, f: int) -> int:
         return (self.then.least(f) - 1) * self.size + 1
+
+    def in_round(self, number: int) -> Rule:
+        drawn = hashlib.blake2b(f"{self.seed} in round {number}".encode(), digest_size=8).digest()
+        return replace(self, seed=int.from_bytes(drawn, "big"), then=self.then.in_round(number))
 
     def run(self, gathered: Gathered) -> Outcome:
         n = gathered.n
@@ -124,6 +131,9 @@ class Clipping(Rule):
     def least(self, f: int) -> int:
         return self.then.least(f)
 
+    def in_round(self, number: int) -> Rule:
+        return replace(self, then=self.then.in_round(number))
+
     def run(self, gathered: Gathered) -> Outcome:
         lengths = _lengths(gathered)
         outcome = self.then.run(_clipped(gathered, lengths, self.norm))
@@ -155,6 +165,9 @@ class AdaptiveClipping(Rule):
     def coefficient(self, n: int, f: int) -> float | None:
         after = self.then.coefficient(n, f)
         return None if after is None else after + 2.0 * f / (n - 2 * f)
+
+    def in_round(self, number: int) -> Rule:
+        return replace(self, then=self.then.in_round(number))
 
     def run(self, gathered: Gathered) -> Outcome:
         n, f = gathered.n, gathered.f

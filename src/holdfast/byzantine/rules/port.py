@@ -74,6 +74,10 @@ class Rule(ABC):
         """The κ that is proven for n updates of which f are hostile."""
         return None
 
+    def in_round(self, number: int) -> Rule:
+        """The rule for this round of a training: what it draws by chance is drawn anew. Others are what they are."""
+        return self
+
     def aggregate(
         self,
         updates: UpdatesLike,
