@@ -1,0 +1,1 @@
+"""Handwritten digits, learned with clients of which some may be hostile."""

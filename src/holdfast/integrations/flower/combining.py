@@ -1,0 +1,166 @@
+"""What becomes of a round's clients: the port through which a round is held, and the plain way, a rule over updates.
+
+A `Combiner` is given the round's model, the clients that take part, and a `RoundDesk`, through which it asks them: as
+often as it needs to within a round, each time with a deadline, replies checked one by one as they come. The plain way
+asks once. One that masks updates asks for keys, for masked sums and for what unmasks them, and applies its rule to
+sums of buckets in place of updates; it says in `RoundOutcome.conducts` what each client's part in it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from flwr.app import ConfigRecord, MessageType, RecordDict
+
+from holdfast.byzantine.rules.port import Rule
+from holdfast.core.errors import ConfigError, TooFewUpdates
+from holdfast.integrations.flower.model_record import Model
+from holdfast.integrations.flower.replies import Refusal, Update, medians, read_update
+from holdfast.integrations.flower.reputation import Conduct
+from holdfast.integrations.flower.rounds import left_f
+
+ARRAYS, CONFIG = "arrays", "config"  # what Flower's own strategies call their records
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """To one question. Everybody who was asked is in one of the two."""
+
+    good: Mapping[int, Any]  # what `read` made of the replies, by client in ascending order
+    refused: Mapping[int, Refusal]
+
+
+class RoundDesk(Protocol):
+    """Where a combiner asks the round's clients."""
+
+    number: int  # of the round
+
+    def ask(
+        self,
+        contents: Mapping[int, RecordDict],
+        read: Callable[[RecordDict], Any],
+        *,
+        kind: str = MessageType.TRAIN,
+        late: int = 0,
+        needed: int = 1,
+    ) -> Answers:
+        """Sends each client its records and reads the replies as they come. `read` raises Unfit for a malformed one.
+
+        `kind` is Flower's message type, `train` or `train.something`. Once there are `needed` good answers and no more
+        than `late` are missing, these are waited for no longer than `late_s`; never longer than the round's deadline.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """`model` is None if the round came to nothing, and `reason` says why. Everybody who took part has a conduct."""
+
+    model: Model | None
+    conducts: Mapping[int, Conduct]
+    reason: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    reasons: Mapping[int, str] = field(default_factory=dict)  # of clients that have no part in it
+
+
+class Combiner(Protocol):
+    """Holds rounds. Its state, if it has one, is in the server's checkpoints."""
+
+    f: int
+
+    def needed(self) -> int:
+        """How many clients must take part at least."""
+
+    def hold(self, model: Model, config: ConfigRecord, clients: Sequence[int], desk: RoundDesk) -> RoundOutcome: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def __str__(self) -> str:
+        """For the log, and compared when a run goes on."""
+
+
+class ByRule:
+    """Every client sends its model; a rule combines the differences to the round's."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        *,
+        f: int | None = None,
+        answers_min: int | None = None,
+        weighted_by: str = "num-examples",
+        weighted: bool = True,
+        server_lr: float = 1.0,
+    ) -> None:
+        chosen = rule.f if f is None else f
+        if isinstance(chosen, bool) or not isinstance(chosen, int) or chosen < 0:
+            raise ConfigError(
+                f"{rule} was not told how many clients may be hostile",
+                hint="RobustStrategy(rule, f=2), or Bulyan(f=2); 0 if all are to be trusted",
+            )
+        if not 0.0 < server_lr <= 1e3:
+            raise ConfigError(f"server_lr={server_lr!r} moves no model", hint="1.0 takes the combined update as it is")
+        self.f = chosen
+        self._rule, self._weighted_by, self._weighted, self._server_lr = rule, weighted_by, weighted, server_lr
+        self._answers_min = answers_min
+
+    def needed(self) -> int:
+        return max(self._rule.least(self.f), self._answers_min or 0)
+
+    def hold(self, model: Model, config: ConfigRecord, clients: Sequence[int], desk: RoundDesk) -> RoundOutcome:
+        content = RecordDict({ARRAYS: model.record(), CONFIG: config})
+        answers = desk.ask(
+            dict.fromkeys(clients, content),
+            lambda reply: read_update(reply, model, self._weighted_by),
+            late=self.f,
+            needed=self.needed(),
+        )
+        return self.combine(model, answers)
+
+    def combine(self, model: Model, answers: Answers) -> RoundOutcome:
+        """What these answers come to. The same answers give the same bits, in whatever order they came."""
+        clients: Sequence[int] = sorted(answers.good)
+        updates: list[Update] = [answers.good[client] for client in clients]
+        refused = {client: refusal.conduct for client, refusal in answers.refused.items()}
+        reasons = {client: refusal.reason for client, refusal in answers.refused.items()}
+        unheard = {**dict.fromkeys(clients, Conduct.UNHEARD), **refused}
+        if len(clients) < (self._answers_min or 1):
+            wanted = (
+                f"{len(clients)} of {len(unheard)} clients sent something of use, and {self._answers_min or 1} must"
+            )
+            return RoundOutcome(None, unheard, wanted, reasons=reasons)
+        malformed = sum(conduct is Conduct.MALFORMED for conduct in refused.values())
+        f = left_f(self.f, len(clients), malformed, self._rule.least(self.f))
+        if len(clients) < self._rule.least(f):
+            few = f"{len(clients)} of {len(unheard)} clients sent something of use, and {self._rule} with f={f} needs"
+            return RoundOutcome(None, unheard, f"{few} {self._rule.least(f)}", reasons=reasons)
+        try:
+            found = self._rule.aggregate(
+                [update.numbers for update in updates],
+                f,
+                weights=[update.examples for update in updates] if self._weighted else None,
+            )
+        except (TooFewUpdates, ConfigError) as error:  # too many claim nothing, or differ beyond any number
+            return RoundOutcome(None, unheard, error.message, reasons=reasons)
+        assert isinstance(found.value, dict)
+        trusted = dict(zip(clients, found.trusted, strict=True))
+        conducts = {client: Conduct.TRUSTED if trusted[client] else Conduct.LEFT_OUT for client in clients}
+        heard = {client: answers.good[client].metrics for client in clients if trusted[client]}
+        return RoundOutcome(
+            model.moved(found.value, self._server_lr), {**conducts, **refused}, metrics=medians(heard), reasons=reasons
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def __str__(self) -> str:
+        return f"{self._rule} with f={self.f}"
