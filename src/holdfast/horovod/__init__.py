@@ -1,0 +1,14 @@
+"""Horovod's API on Holdfast: `import holdfast.horovod.torch as hvd`, or `install()` and then `import horovod.torch`.
+
+    exchange/   named, asynchronous collectives between ranks, for any framework
+    world/      which workers are ranks, and how a world forms anew
+    torch/      the face for PyTorch
+
+`holdfast run --horovod script.py` installs the names before the script begins. See docs/how-to/from-horovod.md.
+"""
+
+from __future__ import annotations
+
+from holdfast.placement.horovod_names import install as install
+
+__all__ = ["install"]

@@ -1,0 +1,1 @@
+"""Named, asynchronous collectives between the members of a view, for any framework. See engine.py."""

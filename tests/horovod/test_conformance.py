@@ -1,0 +1,60 @@
+"""Horovod's collectives, optimizer and the rest, case by case, with 2 and 3 workers, and over the network path.
+
+The workers are started once for all cases: see cases.py and runner.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.horovod.cases import CASES
+
+RUNNER = Path(__file__).with_name("runner.py")
+WORLDS = {"2": ["--workers", "2"], "3": ["--workers", "3"], "2-network": ["--workers", "2", "--path", "network"]}
+_results: dict[str, dict[str, list[str]]] = {}
+
+
+def results(world: str, folders: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What each rank said of each case."""
+    if world not in _results:
+        folder = folders.mktemp("horovod")
+        command = [sys.executable, "-m", "holdfast", "run", "--dir", str(folder), "--checkpoint", "none"]
+        done = subprocess.run(
+            [*command, *WORLDS[world], str(RUNNER), str(folder)],
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+        found: dict[str, list[str]] = {}
+        for path in sorted(folder.glob("*.jsonl")):
+            for line in path.read_text().splitlines():
+                one = json.loads(line)
+                found.setdefault(one["name"], []).append(one["why"])
+        found[""] = [done.stdout + done.stderr, str(done.returncode)]
+        _results[world] = found
+    return _results[world]
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("horovod")
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_workers_come_to_their_end(world: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    output, code = results(world, tmp_path_factory)[""]
+    assert code == "0", output[-3000:]
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("horovod")
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", CASES)
+def test_case(name: str, world: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    said = results(world, tmp_path_factory).get(name, [])
+    for rank, why in enumerate(said):
+        assert not why, f"rank {rank} of {world}:\n{why}"
+    assert len(said) == int(world[0]), "not every rank came to this case"
