@@ -1,21 +1,28 @@
 """How fast parameter servers are, against torch.distributed.rpc, a Ray actor and bare sockets; how fast they fail over.
 
     python benchmarks/parameter_server.py                       # all of it: minutes, and 3 GB of memory
-    python benchmarks/parameter_server.py --parts speed --workers 2 --rounds 3
+    python benchmarks/parameter_server.py --parts speed --workers 2 --paths tcp --json f.json    # a piece of it
     python benchmarks/parameter_server.py --check --json f.json
+
+Figures that are in FILE already stay there, and all of them are held to the bars: so it can be measured in pieces.
 
 Speed: each worker, a process of its own, pushes gradients of 25 M float32 parameters and pulls the parameters, again
 and again; the servers apply SGD. GB/s counts what all workers have pushed and pulled, over the time from the first
 one's beginning to the last one's end. With 3 replicas there are 3 servers, and what the primaries send to the others
-counts as moved too: the column `moved` is GB/s of all of it. Peers have one server and no replicas. They are measured
-where they are importable. `loopback` are bare sockets, a process for each end, without arithmetic.
+counts as moved too: the column `moved` is GB/s of all of it. Over TCP, everything goes over TCP; with shared memory,
+workers and servers share memory, and servers talk through unix sockets. Peers have one server and no replicas. They
+are measured where they are importable. `loopback` are bare sockets, a process for each end, without arithmetic.
+
+Memory: of a server with Adam, beyond one that has nothing to do, and of a worker in a training with `holdfast run`,
+beyond what it needs in the exact mode. Peaks of what is resident, shared memory included.
 
 Failover: from kill -9 of a slice's primary to the next acknowledged push, with 3 servers and 3 replicas of each slice;
 with the log's lease alone, and when the ledger is told of the exit, as an agent does.
 
 Bars: with one replica at least as fast as the fastest peer on the same path; with three at least 0.6 of the loopback,
 in bytes that are moved; failover in the median under 1 s with the lease alone and under 0.3 s when the exit is told;
-memory of a server at most 1.3 times its parameters, plus the bound of its log.
+memory of a server at most 1.3 times its parameters and optimizer state, plus the bound of its log; memory of a worker
+at most twice its parameters beyond the exact mode's.
 """
 
 from __future__ import annotations
@@ -41,15 +48,18 @@ from arguments import conclude, listed
 
 WORKER = Path(__file__).with_name("parameter_server_worker.py")
 PATHS = ("tcp", "shared memory")
-PARTS = ("speed", "failover")
+PARTS = ("speed", "memory", "failover")
 LOG_BYTES_MAX = 256 << 20
-MOVED_MIN, LEASE_S_MAX, TOLD_S_MAX, MEMORY_MAX = 0.6, 1.0, 0.3, 1.3
+SMALL_LOG_BYTES = 64 << 20  # where memory is measured
+MOVED_MIN, LEASE_S_MAX, TOLD_S_MAX, SERVER_MEMORY_MAX, WORKER_MEMORY_MAX = 0.6, 1.0, 0.3, 1.3, 2.0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", type=listed(PARTS), default=list(PARTS))
     parser.add_argument("--workers", type=listed(["1", "2", "3"]), default=["2", "3"])
+    parser.add_argument("--paths", type=listed(PATHS), default=list(PATHS))
+    parser.add_argument("--replicas", type=listed(["1", "3"]), default=["1", "3"])
     parser.add_argument("--elements", type=int, default=25_000_000)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--kills", type=int, default=7)
@@ -57,13 +67,39 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, by name")
     args = parser.parse_args()
     figures: dict[str, float] = {}
-    missed: list[str] = []
+    if args.json and args.json.exists():
+        figures.update(json.loads(args.json.read_text()))
     if "speed" in args.parts:
         for workers in map(int, args.workers):
-            measure_speed(args, workers, figures, missed)
+            measure_speed(args, workers, figures)
+    if "memory" in args.parts:
+        measure_server_memory(args, figures)
+        measure_worker_memory(args, figures)
+    missed = missed_bars(figures)
     if "failover" in args.parts:
         measure_failover(args, figures, missed)
     return conclude(args, figures, missed)
+
+
+def missed_bars(figures: dict[str, float]) -> list[str]:
+    """Of speed and memory, as far as they are measured."""
+    missed = []
+    for name, speed in figures.items():
+        who, _, rest = name.partition(", ")
+        if who == "holdfast" and rest.startswith("1 replica, "):
+            peers = {one: figures.get(rest.replace("1 replica", one, 1), 0.0) for one in ("rpc", "ray")}
+            fastest = max(peers, key=lambda one: peers[one])
+            if speed < peers[fastest]:
+                missed.append(f"{name}: {speed:.2f} GB/s, and {fastest} has {peers[fastest]:.2f}")
+        elif who == "holdfast" and rest.startswith("3 replicas, "):
+            loopback = figures.get(f"loopback, {rest.rpartition(', ')[2]}", 0.0)
+            if 2 * speed < MOVED_MIN * loopback:
+                missed.append(f"{name}: {2 * speed:.2f} GB/s moved, and the loopback has {loopback:.2f}")
+    for who, limit in (("server", SERVER_MEMORY_MAX), ("worker", WORKER_MEMORY_MAX)):
+        for name, times in figures.items():
+            if name.startswith(f"memory of a {who}") and times > limit:
+                missed.append(f"{name}: {times:.2f}, and {limit} is the bar")
+    return missed
 
 
 # ---- processes
@@ -109,13 +145,15 @@ def free_port() -> int:
 class OurServers:
     """An embedded ledger and servers over it."""
 
-    def __init__(self, servers: int, replicas: int) -> None:
+    def __init__(self, servers: int, replicas: int, path: str, log_bytes_max: int) -> None:
         from holdfast.ledger.embedded import EmbeddedServer
 
         self.directory = Path(tempfile.mkdtemp(prefix="hf"))
         self.secret = os.urandom(32)
         self.replicas = replicas
         self.slots = servers
+        self._path = path
+        self._log_bytes_max = log_bytes_max
         self._ledger = EmbeddedServer(self.directory / "ledger", self.directory / "l.sock", self.secret)
         self._ledger.start()
         self._incarnations = [0] * servers
@@ -126,8 +164,9 @@ class OurServers:
     def start(self, slot: int) -> str:
         self._incarnations[slot] += 1
         name = f"s{slot}.{self._incarnations[slot]}"
-        words = {**self.words, "id": name, "socket": str(self.directory / f"{name}.sock")}
-        self.processes[name] = start("ours_server", {**words, "log_bytes_max": LOG_BYTES_MAX})
+        host = "h" if self._path == "shared memory" else f"h{slot}"  # another host's unix socket is not dialled
+        words = {**self.words, "id": name, "host": host, "socket": str(self.directory / f"{name}.sock")}
+        self.processes[name] = start("ours_server", {**words, "log_bytes_max": self._log_bytes_max})
         return name
 
     @property
@@ -150,8 +189,10 @@ class OurServers:
 
 
 @contextmanager
-def our_servers(servers: int, replicas: int) -> Iterator[OurServers]:
-    running = OurServers(servers, replicas)
+def our_servers(
+    servers: int, replicas: int, path: str = "shared memory", log_bytes_max: int = LOG_BYTES_MAX
+) -> Iterator[OurServers]:
+    running = OurServers(servers, replicas, path, log_bytes_max)
     try:
         yield running
     finally:
@@ -161,31 +202,25 @@ def our_servers(servers: int, replicas: int) -> Iterator[OurServers]:
 # ---- speed
 
 
-def measure_speed(args: argparse.Namespace, workers: int, figures: dict[str, float], missed: list[str]) -> None:
+def measure_speed(args: argparse.Namespace, workers: int, figures: dict[str, float]) -> None:
     print(f"\npush plus pull of {args.elements:,} float32 parameters, {workers} workers")
-    print(f"{'':<34}{'GB/s':>8}{'moved':>8}")
+    print(f"{'':<50}{'GB/s':>8}{'moved':>8}")
     common = {"elements": args.elements, "rounds": args.rounds, "warm_up": 2, "workers": workers}
-    loopback = show(figures, f"loopback, {workers} workers", raw(common, workers))
-    for path in PATHS:
-        peers = [show(figures, f"rpc, {path}, {workers} workers", rpc(common, workers, path))]
-        if path == "shared memory" and importlib.util.find_spec("ray") is not None:
-            peers.append(show(figures, f"ray, {path}, {workers} workers", ray(common, workers)))
-        single, peak = ours(common, workers, path, 1)
-        name = f"holdfast, 1 replica, {path}, {workers} workers"
-        show(figures, name, single)
-        if single < max(peers):
-            missed.append(f"{name}: {single:.2f} GB/s, and the fastest peer has {max(peers):.2f}")
-        if path == "tcp" and workers == 2:
-            check_memory(args, peak, figures, missed)
-    triple, _ = ours(common, workers, "tcp", 3)
-    name = f"holdfast, 3 replicas, tcp, {workers} workers"
-    show(figures, name, triple, moved=2 * triple)
-    if 2 * triple < MOVED_MIN * loopback:
-        missed.append(f"{name}: {2 * triple:.2f} GB/s moved, and the loopback has {loopback:.2f}")
+    show(figures, f"loopback, {workers} workers", raw(common, workers))
+    for path in args.paths:
+        if "1" in args.replicas:
+            show(figures, f"rpc, {path}, {workers} workers", rpc(common, workers, path))
+            if path == "shared memory" and importlib.util.find_spec("ray") is not None:
+                show(figures, f"ray, {path}, {workers} workers", ray(common, workers))
+            single = ours(common, workers, path, 1)
+            show(figures, f"holdfast, 1 replica, {path}, {workers} workers", single)
+        if "3" in args.replicas:
+            triple = ours(common, workers, path, 3)
+            show(figures, f"holdfast, 3 replicas, {path}, {workers} workers", triple, moved=2 * triple)
 
 
 def show(figures: dict[str, float], name: str, speed: float, moved: float | None = None) -> float:
-    print(f"{name:<42}{speed:>8.2f}{speed if moved is None else moved:>8.2f}", flush=True)
+    print(f"{name:<50}{speed:>8.2f}{speed if moved is None else moved:>8.2f}", flush=True)
     figures[name] = round(speed, 3)
     return speed
 
@@ -236,28 +271,66 @@ def ray(common: dict[str, Any], workers: int) -> float:
         end(processes)
 
 
-def ours(common: dict[str, Any], workers: int, path: str, replicas: int) -> tuple[float, int]:
-    """GB/s, and the peak of a server's memory."""
-    with our_servers(replicas, replicas) as servers:
+def ours(common: dict[str, Any], workers: int, path: str, replicas: int) -> float:
+    with our_servers(replicas, replicas, path) as servers:
         words = {**common, **servers.words, "path": path}
         processes = [start("ours_worker", {**words, "id": f"w{number}"}) for number in range(workers)]
         try:
-            return rate(common, workers, run_workers(processes)), servers.memory_peak()
+            return rate(common, workers, run_workers(processes))
         finally:
             end(processes)
 
 
-def check_memory(args: argparse.Namespace, peak: int, figures: dict[str, float], missed: list[str]) -> None:
-    with our_servers(1, 1) as idle:
+# ---- memory
+
+
+def measure_server_memory(args: argparse.Namespace, figures: dict[str, float]) -> None:
+    """Of the largest server, in times of its parameters and optimizer state, beyond an idle one and the log's bound."""
+    limit = SMALL_LOG_BYTES >> 20
+    print(f"\nmemory, with {args.elements:,} float32 parameters and Adam, and a log of {limit} MiB at most")
+    with our_servers(1, 1, log_bytes_max=SMALL_LOG_BYTES) as idle:
         give_up = time.monotonic() + 60
         while not list(idle.directory.glob("s*.sock")) and time.monotonic() < give_up:
             time.sleep(0.05)
         base = idle.memory_peak()
-    times = (peak - base - LOG_BYTES_MAX) / (4 * args.elements)
-    print(f"a server's memory beyond an idle one's and the log's bound: {times:.2f} times its parameters")
-    figures["memory, times the parameters"] = round(times, 3)
-    if times > MEMORY_MAX:
-        missed.append(f"a server needs {times:.2f} times the memory of its parameters beyond the log's bound")
+    common = {"elements": args.elements, "rounds": 4, "warm_up": 2, "optimizer": "Adam"}
+    for path in args.paths:
+        for replicas in map(int, args.replicas):
+            with our_servers(replicas, replicas, path, SMALL_LOG_BYTES) as servers:
+                words = {**common, **servers.words, "path": path}
+                processes = [start("ours_worker", {**words, "id": f"w{number}"}) for number in range(3)]
+                try:
+                    run_workers(processes)
+                    peak = servers.memory_peak()
+                finally:
+                    end(processes)
+            times = (peak - base - SMALL_LOG_BYTES) / (3 * 4 * args.elements)
+            name = f"memory of a server, {replicas} replica{'s' * (replicas > 1)}, {path}"
+            print(f"{name:<50}{times:>8.2f} times its parameters and optimizer state", flush=True)
+            figures[name] = round(times, 3)
+
+
+def measure_worker_memory(args: argparse.Namespace, figures: dict[str, float]) -> None:
+    exact = trained_peak(args, {"mode": "exact"}, [])
+    peak = trained_peak(args, {"mode": "async"}, ["--servers", "1"])
+    times = (peak - exact) / (4 * args.elements)
+    name = "memory of a worker, shared memory"
+    print(f"{name:<50}{times:>8.2f} times its parameters beyond the exact mode's", flush=True)
+    figures[name] = round(times, 3)
+
+
+def trained_peak(args: argparse.Namespace, words: dict[str, Any], options: list[str]) -> int:
+    """Of the larger of two workers, in bytes."""
+    with tempfile.TemporaryDirectory(prefix="hf") as directory:
+        told = {"elements": args.elements, "rounds": 6, "notes": directory, **words}
+        command = [sys.executable, "-m", "holdfast", "run", "--run", "b", "--dir", f"{directory}/home"]
+        command += ["--workers", "2", "--save-every", "1000", *options]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*command, str(WORKER), "train", json.dumps(told)], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return max(int(path.read_text()) for path in Path(directory).glob("*.peak"))
 
 
 # ---- failover

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def ours_server(words: Words) -> None:
     from holdfast.trust.keys import Keys
 
     secret = bytes.fromhex(words["secret"])
-    place = ServerPlace(id=words["id"], host="h", socket=Path(words["socket"]))
+    place = ServerPlace(id=words["id"], host=words["host"], socket=Path(words["socket"]))
     settings = ServerSettings(log_bytes_max=words["log_bytes_max"])
     serve(place, Keys.from_secret(secret), lambda: EmbeddedLedger(Path(words["ledger"]), secret), settings)
 
@@ -63,7 +64,7 @@ def ours_worker(words: Words) -> None:
         words["id"], 1, host, Keys.from_secret(secret), lambda: EmbeddedLedger(Path(words["ledger"]), secret), settings
     )
     parameters = {str(n): torch.nn.Parameter(torch.zeros(words["elements"] // 8)) for n in range(8)}
-    optimizer = torch.optim.SGD(parameters.values(), 0.001)
+    optimizer = getattr(torch.optim, words.get("optimizer", "SGD"))(parameters.values(), 0.001)
     values = [one.data for one in parameters.values()]
     client.open(layout_of(parameters, optimizer), initial_of(values), timeout_s=120)
     gradients = [torch.ones_like(one) for one in values]
@@ -78,6 +79,27 @@ def ours_worker(words: Words) -> None:
 
     timed(words, once)
     client.close()
+
+
+def train(words: Words) -> None:
+    """A script for `holdfast run`, which notes the peak of its memory."""
+    import resource
+
+    import holdfast
+
+    model = torch.nn.ParameterList(torch.zeros(words["elements"] // 8) for _ in range(8))
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    mode: Any = holdfast.Exact() if words["mode"] == "exact" else holdfast.Async(staleness=4)
+    samples = torch.utils.data.TensorDataset(torch.ones(64))
+    run = holdfast.join(model, optimizer, samples, batch_size=4, shards=2, mode=mode)
+    for step in run.steps(words["rounds"]):
+        for (x,) in step:
+            loss = sum((parameter * x.mean()).sum() for parameter in model)
+            loss.backward()  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    Path(words["notes"], f"{os.getpid()}.peak").write_text(str(peak))
 
 
 # ---- torch.distributed.rpc
@@ -135,21 +157,28 @@ def ray_all(words: Words) -> None:
         def __init__(self, elements: int) -> None:
             self.parameters = torch.zeros(elements)
 
-        def push(self, gradient: torch.Tensor) -> None:
-            self.parameters.sub_(gradient, alpha=0.001)
+        def push(self, gradient: Any) -> None:  # an array in Ray's store, which is not copied
+            self.parameters.sub_(torch.from_numpy(gradient), alpha=0.001)
 
-        def pull(self) -> torch.Tensor:
-            return self.parameters
+        def pull(self) -> Any:
+            return self.parameters.numpy()
 
     @ray.remote
-    def work(server: Any, elements: int, rounds: int) -> None:
-        gradient = torch.ones(elements)
-        for _ in range(rounds):
-            ray.get(server.push.remote(gradient))
-            ray.get(server.pull.remote())
+    class Worker:
+        def __init__(self, server: Any, elements: int) -> None:
+            self.server, self.gradient, self.values = server, torch.ones(elements), torch.empty(elements)
 
+        def work(self, rounds: int) -> None:
+            for _ in range(rounds):
+                ray.get(self.server.push.remote(self.gradient.numpy()))
+                self.values.copy_(torch.from_numpy(ray.get(self.server.pull.remote())))
+
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     server = Server.remote(words["elements"])
-    timed(words, lambda: ray.get([work.remote(server, words["elements"], 1) for _ in range(words["workers"])]))
+    workers = [Worker.remote(server, words["elements"]) for _ in range(words["workers"])]
+    ray.get([worker.work.remote(words["warm_up"]) for worker in workers])
+    once = {"warm_up": 0, "rounds": 1}
+    timed(once, lambda: ray.get([worker.work.remote(words["rounds"]) for worker in workers]))
     ray.shutdown()
 
 

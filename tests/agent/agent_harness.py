@@ -17,7 +17,7 @@ from holdfast.events import read_events
 from holdfast.ledger.embedded import EmbeddedLedger
 from holdfast.placement.directory import RunDirectory
 from holdfast.placement.environment import LEDGER_SOCKET
-from holdfast.placement.proc import find_workers
+from holdfast.placement.proc import find_servers, find_workers
 
 FAKE_WORKER = str(Path(__file__).with_name("fake_worker.py"))
 T = TypeVar("T")
@@ -62,6 +62,9 @@ class Run:
     def living(self) -> dict[str, int]:
         return {found.worker: found.pid for found in find_workers(self.directory.path)}
 
+    def servers(self) -> dict[str, int]:
+        return {found.worker: found.pid for found in find_servers(self.directory.path)}
+
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in read_events(self.directory.events) if event["kind"] == kind]
 
@@ -84,7 +87,7 @@ class Run:
             if agent.poll() is None:
                 agent.kill()
             agent.wait()
-        for pid in self.living().values():
+        for pid in (*self.living().values(), *self.servers().values()):
             os.kill(pid, signal.SIGKILL)
 
 

@@ -525,3 +525,26 @@ def test_who_finishes_before_the_others_has_only_left_its_loop() -> None:
     story.event("w1.1", "finished", step=30)
     story.exit("w1.1", code=0)
     assert story.end == RunEnd("finished", 0, "")
+
+
+def test_a_host_that_only_serves_stays_until_the_run_is_over() -> None:
+    for over, outcome in (("finished", "finished"), ("stop", "stopped")):
+        policy = Policy(0, 0, 100, serves=True)
+        assert policy.tick(0.0) == policy.tick(1e6) == []
+        if over == "finished":
+            policy.finished(1e6)
+        else:
+            policy.stop("Ctrl-C", 130, 1e6)
+        *_, end = policy.tick(1e6)
+        assert isinstance(end, RunEnd)
+        assert (end.outcome, end.exit_code) == (outcome, 0 if over == "finished" else 130)
+
+
+def test_a_host_that_only_serves_may_be_given_workers_and_stays_when_they_have_left() -> None:
+    story = Story(workers=0)
+    story.policy = Policy(0, 0, 100, serves=True)
+    story.policy.resized(1)
+    story.tick()
+    assert story.alive == ["w0.1"]
+    story.exit("w0.1", code=0)
+    assert story.policy.tick(1e6) == []

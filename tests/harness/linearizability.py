@@ -11,9 +11,12 @@ Porcupine's do, it remembers which sets of operations have led to which state: w
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+READS_AHEAD = 64  # of those to come, so many are asked whether they still can
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def explain(history: Sequence[Operation], model: Model) -> str:
         (one for one in history if not (one.is_open and one.call[0] == "read")), key=lambda one: one.called_at
     )
     needed = sum(1 << position for position, one in enumerate(operations) if not one.is_open)
-    reads = [(1 << position, one.outcome) for position, one in enumerate(operations) if one.call[0] == "read"]
+    reads = [position for position, one in enumerate(operations) if one.call[0] == "read"]
     seen: set[tuple[int, Hashable]] = set()
     furthest, stuck = -1, ""
     stack: list[tuple[int, Any]] = [(0, model.initial)]
@@ -81,14 +84,16 @@ def explain(history: Sequence[Operation], model: Model) -> str:
             return ""
         following: list[tuple[int, Any]] = []
         rejected: list[Operation] = []
-        for position, one in _next(operations, done):
+        first = (~done & (done + 1)).bit_length() - 1  # everything before it is done
+        looked_at = [at for at in reads[bisect_left(reads, first) :][:READS_AHEAD] if not done >> at & 1]
+        for position, one in _next(operations, done >> first, first):
             fits, then = model.step(state, one.call, one.outcome)
             step = (done | 1 << position, then)
             if not fits:
                 rejected.append(one)
             elif step not in seen:
                 seen.add(step)
-                if not any(not step[0] & bit and model.is_past(then, outcome) for bit, outcome in reads):
+                if not any(at != position and model.is_past(then, operations[at].outcome) for at in looked_at):
                     following.append(step)
         stack += reversed(following)
         if not following and done.bit_count() > furthest and rejected:
@@ -97,13 +102,14 @@ def explain(history: Sequence[Operation], model: Model) -> str:
     return stuck or "no order fits"
 
 
-def _next(operations: Sequence[Operation], done: int) -> list[tuple[int, Operation]]:
-    """The operations that no other one which is not done precedes."""
+def _next(operations: Sequence[Operation], done: int, first: int) -> list[tuple[int, Operation]]:
+    """The operations that no other one which is not done precedes. `done` is of those from `first` on."""
     open_until = math.inf
     found: list[tuple[int, Operation]] = []
-    for position, one in enumerate(operations):
-        if done >> position & 1:
+    for position in range(first, len(operations)):
+        if done >> (position - first) & 1:
             continue
+        one = operations[position]
         if one.called_at > open_until:
             break
         open_until = min(open_until, one.returned_at)

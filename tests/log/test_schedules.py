@@ -56,7 +56,7 @@ def test_no_schedule_breaks_a_promise(chunk: int) -> None:
 
 @pytest.mark.parametrize(("seed", "changes"), REGRESSIONS)
 def test_what_once_failed(seed: int, changes: dict[str, Any]) -> None:
-    simulate(seed, **{"entries_per_append": 4, "lonely": False, **changes})
+    simulate(seed, **{"entries_per_append": 4, "lonely": False, "tells_at_once": False, **changes})
 
 
 def test_a_seed_replays_event_for_event() -> None:

@@ -1,6 +1,7 @@
 """A small training in the asynchronous mode, whose workers write down what they computed.
 
-python asynchronous_training.py --steps 60 --staleness 4 --notes DIR [--shard-s 0.01] [--exact] [--lbfgs]
+python asynchronous_training.py --steps 60 --staleness 4 --notes DIR [--shard-s 0.01] [--hurry FILE] [--exact] [--lbfgs]
+    [--compress int8]
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ def main() -> None:
     parser.add_argument("--staleness", default="4")
     parser.add_argument("--notes", default="")
     parser.add_argument("--shard-s", type=float, default=0.0)
+    parser.add_argument("--hurry", default="", help="shards take no time any more when there is such a file")
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--lbfgs", action="store_true")
+    parser.add_argument("--compress")
     options = parser.parse_args()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -46,7 +49,7 @@ def main() -> None:
         optimizer = torch.optim.LBFGS(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 40, gamma=0.5)
     staleness = None if options.staleness == "none" else int(options.staleness)
-    mode = holdfast.Exact() if options.exact else holdfast.Async(staleness=staleness)
+    mode = holdfast.Exact() if options.exact else holdfast.Async(staleness=staleness, compress=options.compress)
     run = holdfast.join(
         model, optimizer, Numbered(), batch_size=16, shards=2, mode=mode, extras={"scheduler": scheduler}
     )
@@ -58,7 +61,7 @@ def main() -> None:
             loss.backward()
             step.record(loss=loss)
             indices += index.tolist()
-            time.sleep(options.shard_s)
+            time.sleep(0.0 if options.hurry and Path(options.hurry).exists() else options.shard_s)
         optimizer.step()
         scheduler.step()
         if notes is not None and indices:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli.status import _lines, gather
 from holdfast.core.errors import ConfigError
 from holdfast.core.words import KEY_SERVERS, KEY_SLICE, Registration, decode_json
 from holdfast.data.shards import ShardPlan
@@ -56,7 +57,9 @@ def primary_pid(run: Run) -> int:
         ledger.close()
 
 
-@pytest.mark.parametrize("mode", [{"staleness": -1}, {"staleness": 1.5}, {"adaptive": 1}])
+@pytest.mark.parametrize(
+    "mode", [{"staleness": -1}, {"staleness": 1.5}, {"adaptive": 1}, {"compress": "zip"}, {"compress": "top-k:2"}]
+)
 def test_what_a_mode_cannot_be_is_said(mode: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Async(**mode)
@@ -68,7 +71,7 @@ def test_alone_in_lock_step_it_has_the_bits_of_the_exact_mode() -> None:
 
 def test_servers_and_a_worker_are_killed_and_no_update_is_lost_or_twice(run: Run, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
-    script = (SCRIPT, "--steps", "150", "--shard-s", "0.02", "--notes", str(tmp_path / "notes"))
+    script = (SCRIPT, "--steps", "150", "--shard-s", "0.02", "--notes", str(tmp_path / "notes"), "--compress", "int8")
     agent = run.agent("--workers", "2", "--servers", "3", "--save-every", "1000", script=script)
 
     def made() -> int:
@@ -98,6 +101,7 @@ def test_servers_and_a_worker_are_killed_and_no_update_is_lost_or_twice(run: Run
     acknowledged = sum(sum(event["updates"].values()) for event in run.events("staleness"))
     assert set(last["versions"]) <= set(range(150, 150 + 3)), last  # an update of the killed worker may be in twice
     assert acknowledged <= min(last["versions"]), "an acknowledged update is lost"
+    assert all(event["ahead"] <= event["bound"] == 4 and not event["missing"] for event in run.events("staleness"))
     ends = {who: lines[-1]["lr"] for who, lines in written.items() if lines[-1]["step"] > 120}
     assert len(set(ends.values())) == 1, "the scheduler of a worker that came later is where the others' are"
 
@@ -106,6 +110,13 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_with_another_number_of_server
     script = (SCRIPT, "--steps", "400", "--shard-s", "0.01")
     agent = run.agent("--workers", "2", "--servers", "3", script=script)
     wait_for(lambda: any(event["step"] > 30 for event in run.events("progress")), "30 steps", 60.0)
+    wait_for(lambda: len({event["who"] for event in run.events("staleness")}) == 2, "updates of both", 60.0)
+    status = gather(run.directory)
+    assert status["members"] == ["w0.1", "w1.1"], "each is in a view of its own, and both train"
+    assert [worker["state"] for worker in status["workers"]] == ["member", "member"]
+    assert "2 workers" in _lines(status)[0]
+    assert status["time"]["workers"].keys() == {"w0.1", "w1.1"}, "servers are no workers"
+    assert status["time"]["seconds"]["recovering"] == 0, "nobody was lost"
     agent.send_signal(signal.SIGTERM)
     agent.wait(timeout=60)
     [left] = {event["step"] for event in run.events("checkpoint")}
@@ -115,16 +126,6 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_with_another_number_of_server
     assert run.events("resumed")[0]["step"] == left
     captured = run.events("captured")[0]
     assert set(captured["versions"]) == {captured["next"] - captured["left"]}, "what is not in the state is known"
-
-
-def test_all_replicas_lost_without_a_checkpoint_ends_the_run_with_a_sentence(run: Run) -> None:
-    script = (SCRIPT, "--steps", "100000", "--shard-s", "0.01")
-    agent = run.agent("--workers", "1", "--servers", "1", "--checkpoint", "none", script=script)
-    wait_for(lambda: run.stepping("w0.1"), "steps", 60.0)
-    os.kill(primary_pid(run), signal.SIGKILL)
-    assert agent.wait(timeout=60) == 1
-    assert "all replicas of parameters/0" in run.output
-    assert "there is no checkpoint" in run.output
 
 
 @pytest.mark.parametrize(

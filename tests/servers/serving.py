@@ -31,10 +31,16 @@ def in_threads(
     replicas: int = 3,
     keys: Keys | None = None,
     settings: ServerSettings | None = None,
+    host: str = "h",
+    ledger: MemoryLedger | None = None,
+    running: list[SliceServer] | None = None,
 ) -> Iterator[Open]:
-    """With `keys` that have certificates everything goes through TLS."""
-    keys, ledger = keys or Keys.from_secret(os.urandom(32)), MemoryLedger()
-    running: list[SliceServer] = []
+    """With `keys` that have certificates everything goes through TLS. `host`: the workers'; the servers' is h.
+
+    `running`: the servers are put in there.
+    """
+    keys, ledger = keys or Keys.from_secret(os.urandom(32)), ledger or MemoryLedger()
+    running = running if running is not None else []
     with ExitStack() as closing:
         for slot in range(servers):
             place = ServerPlace(id=f"s{slot}.1", host="h")
@@ -47,7 +53,7 @@ def in_threads(
 
         def connect(worker: str) -> RemoteServers:
             asked = ClientSettings(servers=servers, replicas=replicas, slices=slices, patience_s=30.0)
-            client = RemoteServers(worker, 1, "h", keys, ledger.another, asked)
+            client = RemoteServers(worker, 1, host, keys, ledger.another, asked)
             closing.callback(client.close)
             return client
 

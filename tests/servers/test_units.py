@@ -76,6 +76,9 @@ def test_what_is_left_in_a_state_follows_from_the_clocks_of_that_state() -> None
     assert table.left_at({"w0": 1}) == [1, 2], "what was used after the state was taken is not in it"
     assert table.left_at({"w0": 3}) == [], "an update that is in, and was not told of yet"
     assert table.left_at({}) == [2], "a worker that is gone had told of what is in"
+    table.forget("w0", 1)
+    assert table.left_at({"w0": 1}) == [1, 2], "it left after the state was captured, before it was asked what is in"
+    assert table.left_at({}) == [2]
 
 
 def test_an_ask_that_replaces_one_that_was_answered_has_its_answer() -> None:

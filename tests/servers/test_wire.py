@@ -15,11 +15,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.errors import ConfigError, PeerError, ProtocolError
+from holdfast.ledger.memory import MemoryLedger
 from holdfast.log import messages as m
 from holdfast.log.configuration import Configuration, End
 from holdfast.log.rules import Rules
+from holdfast.servers.asking import Asking
+from holdfast.servers.buffers import BufferPool
 from holdfast.servers.connections import limits_in
 from holdfast.servers.frames import FrameStream, Outgoing, encode_frame
+from holdfast.servers.links import Dialled
 from holdfast.servers.log_codec import decode_message, decode_snapshot, encode_message, encode_snapshot
 from holdfast.servers.parameter_slice import ParameterSlice, initial_payload, update_head
 from holdfast.servers.placing import Target, first_placement, next_wish
@@ -28,7 +32,9 @@ from holdfast.servers.recipe import GroupRecipe, Recipe, settings_of
 from holdfast.servers.replicated import Author, Payload
 from holdfast.servers.server import ServerSettings
 from holdfast.servers.slicing import Segment
-from holdfast.trust.keys import create_keys
+from holdfast.servers.wires import Window, Wire, hinted
+from holdfast.servers.worker_memory import Parts, _rounded
+from holdfast.trust.keys import Keys, create_keys
 from tests.servers.serving import in_threads
 
 UPDATE = m.Update("w0", 1, 2, 7, 3)
@@ -131,7 +137,7 @@ def test_a_frame_that_is_read_from_live_memory_is_of_one_version() -> None:
         frame = Outgoing(encode_frame({"id": 1}, [memoryview(live)]), is_live=True)
         sender.send(frame)
         assert not sender.flush()
-        frame.detach()
+        frame.detach(BufferPool())
         live[:] = b"b" * len(live)
         whole: list[int] = []
         reader = FrameStream(theirs, lambda head, nbytes: [memoryview(got)])
@@ -177,12 +183,19 @@ def test_an_entry_may_be_dropped_as_soon_as_it_is_applied(replicas: int) -> None
 
 
 def test_slices_are_spread_evenly_and_need_as_many_servers_as_replicas() -> None:
-    placed = first_placement(["s0.1", "s1.1", "s2.1"], 6, 2)
+    placed = first_placement(dict.fromkeys(("s0.1", "s1.1", "s2.1"), "h"), 6, 2)
     assert [one.primary for one in placed] == ["s0.1", "s1.1", "s2.1"] * 2
     counts = [sum(server in one.replicas for one in placed) for server in ("s0.1", "s1.1", "s2.1")]
     assert counts == [4, 4, 4]
     with pytest.raises(ConfigError, match="3 replicas of each slice need as many servers"):
-        first_placement(["s0.1"], 1, 3)
+        first_placement({"s0.1": "h"}, 1, 3)
+
+
+def test_the_replicas_of_a_slice_are_on_as_many_hosts_as_there_are() -> None:
+    hosts = {"s0.1@a": "a", "s1.1@a": "a", "s2.1@a": "a", "s0.1@b": "b", "s0.1@c": "c"}
+    for one in first_placement(hosts, 10, 3):
+        assert {hosts[server] for server in one.replicas} == {"a", "b", "c"}, "the loss of a host takes one of them"
+    assert len({one.primary for one in first_placement(hosts, 10, 3)}) == 5
 
 
 def test_a_slice_comes_to_its_target_step_by_step() -> None:
@@ -202,3 +215,73 @@ def test_a_slice_comes_to_its_target_step_by_step() -> None:
         assert len(configuration.replicas) >= 3
     assert set(configuration.replicas) == {"b", "d", "e"}
     assert seen.count("AddReplica") == seen.count("RemoveReplica") == 2 and seen.count("HandOver") == 1
+
+
+def test_memory_that_is_kept_for_the_next_payloads_is_within_the_bound() -> None:
+    page = 4096
+    pool = BufferPool(held_bytes_max=4 * page)
+    first, second, third = pool.get(page), pool.get(page), pool.get(2 * page)
+    for buffer in (first, second, third):
+        buffer.release()
+    assert (pool.used_bytes, pool.idle_bytes) == (0, 4 * page)
+    large = pool.get(3 * page)  # another size: what is kept has to go for it
+    assert pool.used_bytes + pool.idle_bytes <= 4 * page
+    beyond = pool.get(3 * page)  # whoever needs more gets it, and nothing is kept beside it
+    assert (pool.used_bytes, pool.idle_bytes) == (6 * page, 0)
+    beyond.release()
+    large.release()
+    assert pool.used_bytes == 0 and 0 < pool.idle_bytes <= 4 * page
+
+
+def test_who_refuses_is_believed_only_if_it_knows_more_than_the_ledger_has_told() -> None:
+    refusal = {"refused": "not the primary", "primary": "s1.1", "epoch": 4}
+    assert hinted(refusal, "s0.1", known_epoch=3) == "s1.1"
+    assert hinted(refusal, "s0.1", known_epoch=4) == ""  # it lags behind, and names who led before
+    assert hinted(refusal, "s1.1", known_epoch=3) == ""
+    assert hinted({**refusal, "primary": ""}, "s0.1", known_epoch=3) == ""
+    for wrong in ({"primary": 7}, {"epoch": "4"}, {"epoch": None}, {"epoch": True}):
+        assert hinted({**refusal, **wrong}, "s0.1", known_epoch=0) == ""
+
+
+def test_bodies_under_way_are_bounded_and_go_in_order() -> None:
+    window = Window(bytes_max=10)
+    for number, nbytes in ((1, 6), (2, 4), (3, 4), (4, 30), (5, 1)):
+        window.add(number, nbytes)
+    assert list(window.ready()) == [1, 2]
+    window.remove(2)
+    assert list(window.ready()) == [3]
+    window.remove(1)
+    assert list(window.ready()) == []  # the next is too large to go beside another
+    window.remove(3)
+    assert list(window.ready()) == [4]  # and goes alone
+    window.remove(5)
+    window.remove(4)
+    assert list(window.ready()) == []
+
+
+def test_a_part_of_shared_memory_is_used_again_for_what_is_of_about_its_size() -> None:
+    parts = Parts(2 * _rounded(8_333_440))
+    first, second = parts.take(8_333_376), parts.take(8_333_440)
+    assert first is not None and second is not None and first != second
+    assert parts.take(64) is None  # there is no room, and the worker sends it through the socket
+    parts.give_back(first)
+    assert parts.take(8_333_440) == first
+    parts.give_back(second)
+    assert parts.take(64) == second
+
+
+def test_a_connection_that_comes_late_is_not_taken_for_another_wires() -> None:
+    """Its server shares the memory of the wire that it was dialled for: updates would be read from the wrong one."""
+    asking = Asking("w0.1", "h", Keys.from_secret(bytes(32)), MemoryLedger().another)
+    try:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            first, second = Wire("s0.1", None), Wire("s0.1", None)
+            asking._wires["s0.1"] = second
+            asking._dialled(Dialled("s0.1", ours, first))
+            assert second.stream is None and ours.fileno() < 0
+            asking._dialled(Dialled("s0.1", None, first))
+            assert asking._wires["s0.1"] is second  # which is still being dialled
+            del asking._wires["s0.1"]
+    finally:
+        asking.close()

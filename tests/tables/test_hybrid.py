@@ -63,25 +63,20 @@ def test_trained_tables_outlive_a_server_and_a_worker(tmp_path: Path) -> None:
         run.end()
 
 
-def test_a_run_that_goes_on_without_its_rows_is_stopped_and_with_their_log_it_goes_on(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_rows_of_its_checkpoint_and_with_a_log_beside_it(tmp_path: Path) -> None:
     log = ["--publish", str(tmp_path / "log")]
     run = started(tmp_path, "long", 1, 1, *log)
     try:
         run.finish(90.0)
     finally:
         run.end()
-    more = ["--steps", "50"]
-    run = started(tmp_path, "long", 1, 2, *more)
-    try:
-        run.wait(lambda: "was trained in this state, and its rows are not here" in run.log(), "the sentence", 90.0)
-    finally:
-        run.end()
-    run = started(tmp_path, "long", 2, 2, *more, *log)
-    try:
-        run.wait(run.over, "the end of the run", 90.0)
-        assert run.agent is not None and run.agent.returncode == 0 and "after 50 steps: AUC" in run.log()
-    finally:
-        run.end()
+    for servers, steps, words in ((2, "50", []), (1, "60", log)):
+        run = started(tmp_path, "long", 2, servers, "--steps", steps, *words)
+        try:
+            run.wait(run.over, "the end of the run", 90.0)
+            assert run.agent is not None and run.agent.returncode == 0 and f"after {steps} steps: AUC" in run.log()
+        finally:
+            run.end()
 
 
 def test_a_run_without_servers_is_told_that_tables_need_some(tmp_path: Path) -> None:

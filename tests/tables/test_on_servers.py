@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from pathlib import Path
 
@@ -75,6 +76,40 @@ def test_rows_on_servers_have_the_bits_of_rows_in_this_process(tmp_path: Path, m
         again_there.write()
         for one in (connection, other):
             one.close()
+
+
+def test_rows_are_put_back_whatever_the_servers_have_trained_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_store, "FILL_BYTES", 400)  # a row or two at a time
+    with Fleet(2, replicas=2) as fleet:
+        there, here = made(), made()
+        connection = servers(fleet, "w0", replicas=2)
+        there.connect("users", connection.open("users", there.settings))
+        here.connect("users", LocalStore(here.settings, shards=SHARDS))
+        for step in range(8):
+            train(there, step)
+            train(here, step)
+        log = tables.publish(there, str(tmp_path))
+        assert "shards" not in there.get_extra_state(), "rows on servers do not travel to workers that join"
+        there.hold_rows()
+        state = copy.deepcopy(there.get_extra_state())
+        there.let_go_of_rows()
+        for step in range(20, 25):
+            train(there, step)
+        log.write()
+        history = there.store.history
+        there.set_extra_state(state)
+        assert there.store.history != history, "numbers of updates mean something else from now on"
+        for step in range(8, 14):
+            assert train(there, step) == train(here, step), "it goes on as if the other updates had never been"
+        log.write()
+        restored = made()
+        restored.connect("users", LocalStore(here.settings, shards=SHARDS))
+        assert tables.publish(restored, str(tmp_path)).restore()
+        assert isinstance(restored.store, LocalStore) and isinstance(here.store, LocalStore)
+        assert [one.digest() for one in restored.store.states] == [one.digest() for one in here.store.states]
+        connection.close()
 
 
 def test_another_worker_finds_the_table_and_one_with_other_settings_is_told_so() -> None:

@@ -24,7 +24,6 @@ import os
 import queue
 import signal
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
 from holdfast.agent.ending import AgentEnding
@@ -48,10 +47,12 @@ from holdfast.agent.workers.warm_starts import WarmedUp
 from holdfast.agent.workforce import Died, Workforce
 from holdfast.core.errors import LedgerError, ProtocolError
 from holdfast.core.words import KEY_CHECKPOINT, KEY_STOP, decode_whole, encode_json
+from holdfast.events.telling import count
 from holdfast.placement.directory import RunDirectory
 
 LOOK_PERIOD_S = 0.2
 CLOSE_GRACE_S = 5.0
+SERVE_S = 60.0  # for the other hosts, at the end
 
 Message = Died | ServerDied | WarmedUp | FoundHung | RingNews | Interrupted | News
 
@@ -110,6 +111,7 @@ class Agent:
                 self._next_look = now + LOOK_PERIOD_S
                 self._look(now)
             end = self._act(self._policy.tick(now), now)
+        self._serve_the_others(end)
         return self._conclude(end)
 
     def close(self) -> None:
@@ -134,7 +136,8 @@ class Agent:
             self._reporter.say(f"took over run {settings.name} at step {step}; alive: {', '.join(living)}")
         else:
             at = f" on host {settings.host}" if settings.host else ""
-            self._reporter.say(f"run {settings.name}{at}, in {parts.directory.path}")
+            only = f", which only serves ({count(settings.servers, 'server')})" if settings.only_serves else ""
+            self._reporter.say(f"run {settings.name}{at}{only}, in {parts.directory.path}")
         post = parts.inbox.put if parts.among is None else parts.among.ring.listening(parts.inbox.put)
         self._watch = LedgerWatch(parts.ledgers.watch, parts.heartbeat_watch.listening(post))
 
@@ -181,9 +184,14 @@ class Agent:
                 f"{name}: the last step is made, the workers end their scripts; once more ends them at once"
             )
         else:
-            who = "this host's workers" if self._settings.host else "workers"
-            self._reporter.say(f"{name}: {who} finish the step and leave; once more ends them at once")
+            self._reporter.say(f"{name}: {self._leaving_words()}")
             self._policy.stop(name, code, now)
+
+    def _leaving_words(self) -> str:
+        if self._settings.only_serves and not self._policy.alive:
+            return "this host's slices move to other servers, and it leaves; once more ends it at once"
+        who = "this host's workers" if self._settings.host else "workers"
+        return f"{who} finish the step and leave; once more ends them at once"
 
     def _look(self, now: float) -> None:
         parts = self._parts
@@ -194,30 +202,38 @@ class Agent:
             parts.ending.write_early()
         self._reporter.look(now, workers=len(parts.crew))
         parts.serving.look(now)
-        if (lost := parts.serving.lost(now)) and not self._policy.done and not self._policy.stopping:
-            self._lose_slices(lost)
+        if not self._policy.done and not self._policy.stopping:
+            self._look_for_lost_slices(now)
         if parts.among is not None:
             parts.among.look(now)
 
+    def _look_for_lost_slices(self, now: float) -> None:
+        serving = self._parts.serving
+        if serving.begins_anew():
+            for worker in list(self._policy.alive):
+                self._parts.workforce.kill(worker, "the servers' state is lost, and all begin anew from the checkpoint")
+        elif lost := serving.lost(now):
+            self._lose_slices(lost)
+
     def _lose_slices(self, lost: list[str]) -> None:
-        """All replicas are gone. With a checkpoint all begin anew from there; without one, nobody has the state."""
-        saved = None
-        with suppress(LedgerError, ProtocolError):
+        """Too few replicas are left. With a checkpoint all begin anew from there; without one, nobody has the state."""
+        try:
             entry = self._ledger.get(KEY_CHECKPOINT)
             saved = decode_whole(entry.value, "step") if entry is not None else None
+        except (LedgerError, ProtocolError):
+            return  # whether there is one is not known now
         self._reporter.tell("slices_lost", slices=lost, **({"step": saved} if saved is not None else {}))
         if saved is None:
             self._policy.stop_at_once(f"all replicas of {', '.join(lost)} are lost, and there is no checkpoint", 1)
-            return
-        self._parts.serving.start_over()
-        for worker in list(self._policy.alive):
-            self._parts.workforce.kill(worker, "the servers' state is lost, and all begin anew from the checkpoint")
+        else:
+            self._parts.serving.start_over(saved)
 
     def _look_at_events(self, now: float) -> None:
         for event in self._parts.history.reader.poll():
             if event["who"] != "agent":  # ours were taken when they happened
                 self._reporter.take(event)
                 self._policy.observed(event, now)
+                self._parts.serving.observed(event, now)
         if self._policy.step:
             self._reporter.tails.failures_matter = False
 
@@ -249,6 +265,36 @@ class Agent:
         except LedgerError as error:
             self._reporter.refused(error)
             parts.crew.ask_all_to_leave()
+
+    def _serve_the_others(self, end: RunEnd) -> None:
+        """This host's servers are needed until the workers of other hosts have left, if the run is over; else until
+        others have their slices. At most for a while, or until the next signal."""
+        serving, before = self._parts.serving, self._interrupts
+        given_up = end.outcome == "stopped" and end.exit_code and not before
+        if not self._settings.host or before > 1 or given_up:
+            return
+        over = end.outcome in ("finished", "stopped") and not before
+        if not over:
+            serving.leave()
+        needed, told, deadline = serving.others_train if over else serving.is_leaving, False, time.monotonic() + SERVE_S
+        while needed() and time.monotonic() < deadline and self._interrupts == before:
+            if not told:
+                told = True
+                what = "the workers of other hosts have left" if over else "other servers have this host's slices"
+                self._reporter.say(f"serving on until {what}, {SERVE_S:g} s at most; Ctrl-C ends it at once")
+            now = time.monotonic()
+            self._next_look = now + LOOK_PERIOD_S
+            try:
+                message = self._parts.inbox.get(timeout=LOOK_PERIOD_S)
+            except queue.Empty:
+                message = None
+            if isinstance(message, Interrupted):
+                self._interrupts += 1
+            elif isinstance(message, ServerDied):
+                serving.died(message, now)
+            elif isinstance(message, News):
+                serving.heard(message, now)
+            serving.look(now)
 
     def _conclude(self, end: RunEnd) -> int:
         crew, deadline = self._parts.crew, time.monotonic() + CLOSE_GRACE_S

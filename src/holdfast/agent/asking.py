@@ -8,19 +8,22 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, ProtocolError
 from holdfast.core.words import (
     KEY_DEAD,
+    KEY_DEAD_SERVERS,
     KEY_HOSTS,
     KEY_SAVE,
     KEY_SIZE,
+    KEY_SLICE,
     KEY_STOP,
     KEY_VIEW,
     KEY_WORKERS,
     View,
+    decode_json,
     encode_json,
     host_of,
 )
@@ -29,6 +32,9 @@ from holdfast.ledger.port import Ledger
 from holdfast.placement.directory import RunDirectory
 from holdfast.placement.ledger import open_ledger
 from holdfast.placement.proc import FoundProcess, find_workers, process_started
+from holdfast.servers.log_codec import decode_configuration
+
+EVERY_START = 1 << 30  # of a server: all processes that it has had, and will have
 
 
 @contextmanager
@@ -111,20 +117,35 @@ def declare_gone(directory: RunDirectory, hosts: Sequence[str]) -> str:
         entries = {entry.key: entry.value for entry in ledger.read("").entries}
         registered = {key[len(KEY_WORKERS) :] for key in entries if key.startswith(KEY_WORKERS)}
         members = View.decode(entries[KEY_VIEW]).members if KEY_VIEW in entries else ()
+        servers = _servers_of_slices(entries)
         for host in hosts:
             if KEY_HOSTS + host in entries or host in map(host_of, registered):
                 raise ConfigError(
                     f"host {host} takes part in run {name}: its agent or a worker stands in the ledger",
                     hint="stop it there; of a host that has lost power that goes by itself, within seconds",
                 )
-            if host not in map(host_of, members):
-                known = ", ".join(sorted(set(map(host_of, members)))) or "none"
+            if host not in map(host_of, (*members, *servers)):
+                known = ", ".join(sorted(set(map(host_of, (*members, *servers))))) or "none"
                 raise ConfigError(
-                    f"no worker of host {host} is in the last view of run {name}", hint=f"its hosts are: {known}"
+                    f"no worker of host {host} is in the last view of run {name}, and no slice is on its servers",
+                    hint=f"its hosts are: {known}",
                 )
         gone = [member for member in members if host_of(member) in hosts]
+        ended = [server for server in servers if host_of(server) in hosts]
         for host in hosts:
             ledger.delete(KEY_SIZE + host)  # or the others would wait for new workers of it
         for worker in gone:
             ledger.put(KEY_DEAD + worker, b"{}")
-    return f"run {name} waits no more for {', '.join(gone)}"
+        for server in ended:
+            ledger.put(KEY_DEAD_SERVERS + server, encode_json({"start": EVERY_START}))
+    return f"run {name} waits no more for {', '.join((*gone, *ended))}"
+
+
+def _servers_of_slices(entries: Mapping[str, bytes]) -> tuple[str, ...]:
+    """The parameter servers that slices are on, or were."""
+    found: set[str] = set()
+    for key, value in entries.items():
+        if key.startswith(KEY_SLICE):
+            with suppress(ProtocolError):
+                found |= set(decode_configuration(decode_json(value)).replicas)
+    return tuple(sorted(found))

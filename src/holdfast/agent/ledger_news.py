@@ -41,6 +41,7 @@ class LedgerListener:
     _heartbeat_watch: HeartbeatWatch
     _reporter: AgentReporter
     _finish_note: FinishNote
+    _may_have_workers: bool = True  # it has a script for them
 
     def __post_init__(self) -> None:
         self.size_key = KEY_SIZE + self._host
@@ -108,6 +109,6 @@ class LedgerListener:
             workers = decode_whole(value, "workers")
         except ProtocolError:
             return
-        if workers != was and 1 <= workers <= WORKERS_MAX:
+        if workers != was and 1 <= workers <= WORKERS_MAX and self._may_have_workers:
             self._policy.resized(workers)
             self._reporter.tell("scaled", workers=workers, was=was)

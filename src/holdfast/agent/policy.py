@@ -85,6 +85,7 @@ class Policy:
     stop_grace_s: float = STOP_GRACE_S
     replace_below: float = 0.0  # of the usual speed; 0: slow workers are not replaced
     strikes: int = 3  # so often a slot's worker may be found wrong; then the slot stays empty
+    serves: bool = False  # this host stays without workers too, until the run is over: it has parameter servers
     held: bool = False  # nobody is started until what workers need is there
     step: int = 0  # the highest that was ever seen
     restarts: int = 0
@@ -294,7 +295,8 @@ class Policy:
             actions += self._surplus(now)
             actions += self._too_slow(now)
             actions += self._missing(now) if not self.held else []
-        if not self.alive and not self._waiting() and not any(isinstance(a, Start) for a in actions):
+        idle = not self.alive and not self._waiting() and not any(isinstance(a, Start) for a in actions)
+        if idle and (self.stopping or self.done or not self.serves):
             actions += self._finish(self._outcome(), "")
         return actions
 

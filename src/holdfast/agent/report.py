@@ -27,6 +27,7 @@ from holdfast.placement.directory import RunDirectory
 PRUNE_PERIOD_S = 60.0
 LOST_S = 2.0  # without a view that shows whether it is really gone: then it is said
 LAST_LOOKS_MAX = 40  # 10 MiB of each log
+EXIT_BY_SIGNAL = 128  # and the signal's number
 
 
 class AgentReporter:
@@ -91,7 +92,8 @@ class AgentReporter:
         if now >= self._prune_at:
             self._prune_at = now + PRUNE_PERIOD_S
             with suppress(OSError):
-                prune(self._directory.events, [who for who, known in self.record.workers.by_id.items() if known.alive])
+                living = [who for who, known in self.record.workers.by_id.items() if known.alive]
+                prune(self._directory.events, [*living, *self.record.servers.alive])
         for lost in self._narrator.losses(until=time.time() - LOST_S):
             self.say(lost)
         for worker, line in self.tails.look(now):
@@ -124,7 +126,9 @@ class AgentReporter:
             if not self.tails:
                 break
         step, name = self.record.step, self._settings.name
-        if end.outcome == "finished":
+        if self._settings.only_serves and not step:
+            self.say(_served_line(name, end))
+        elif end.outcome == "finished":
             self.finished(exit_code=end.exit_code, written=written)
         elif end.outcome == "stopped":
             self.say(f"run {name} is stopped at step {step} ({end.reason})")
@@ -155,3 +159,12 @@ class AgentReporter:
     def close(self) -> None:
         self._events.close()
         self._screen.close()
+
+
+def _served_line(name: str, end: RunEnd) -> str:
+    """Of a host that only served, which knows of no step."""
+    if end.outcome == "finished":
+        return f"run {name} is finished; this host has served it to the end"
+    if end.outcome == "stopped" and end.exit_code > EXIT_BY_SIGNAL:
+        return f"this host has left run {name} ({end.reason})"
+    return f"run {name} is {end.outcome} ({end.reason})" if end.reason else f"run {name} is {end.outcome}"

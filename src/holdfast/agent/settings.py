@@ -22,7 +22,7 @@ from holdfast.placement.naming import NAME, check_name, host_name
 class RunSettings(WorkerOptions, AgentOptions):
     """One host's part of a run. `script` is a path or, if `module` is true, the name of a module (python -m)."""
 
-    script: str
+    script: str  # empty where this host only serves
     arguments: tuple[str, ...] = ()
     module: bool = False
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
@@ -42,17 +42,44 @@ class RunSettings(WorkerOptions, AgentOptions):
         self._validate_servers()
         self._validate_hosts()
         self.checkpoint.validate()
+        if self.only_serves and not self.script:
+            return
         if self.module:
             check_module(self.script)
         else:
             check_script(self.script)
 
+    @property
+    def only_serves(self) -> bool:
+        """Whether this host has parameter servers and no workers."""
+        return not self.workers
+
     def _validate_servers(self) -> None:
         """What parameter servers need. On several hosts, how many there are in all is not known here."""
+        if self.only_serves:
+            self._validate_serving()
         if self.replicas > self.servers and not self.ledger:
             raise ConfigError(
                 f"--replicas {self.replicas} needs as many servers, and --servers is {self.servers}",
                 hint=f"start more servers, or give --replicas {max(1, self.servers)}",
+            )
+
+    def _validate_serving(self) -> None:
+        """What a host without workers can be."""
+        if not self.servers:
+            raise ConfigError(
+                "--workers 0 is for a host that only serves, and --servers is 0",
+                hint="give --servers 1 or more, or at least one worker",
+            )
+        if self.spares:
+            raise ConfigError(
+                f"--spares {self.spares} would wait to replace workers, and this host has none",
+                hint="leave out --spares, or give --workers 1 or more",
+            )
+        if not self.ledger:
+            raise ConfigError(
+                "a host that only serves is part of a run on several hosts, and this one has no --ledger",
+                hint="name the ledger, --ledger etcd://HOST:2379, or give --workers 1 or more",
             )
 
     def _validate_hosts(self) -> None:
@@ -108,9 +135,9 @@ def describe(settings: RunSettings, home: Path, socket_dir: Path) -> dict[str, A
 
 def _command(settings: RunSettings, home: Path) -> str:
     words = ["holdfast", "run", *option_words(settings), "--dir", str(home), *settings.checkpoint.words()]
-    return shlex.join([*words, *(["-m"] if settings.module else []), settings.script, *settings.arguments])
+    script = [*(["-m"] if settings.module else []), settings.script] if settings.script else []
+    return shlex.join([*words, *script, *settings.arguments])
 
 
 def check_workers(workers: int) -> None:
-    about = option_of(AgentOptions, "workers")
-    about.kind.check("the number of workers", workers, about.hint)
+    Whole(1, WORKERS_MAX).check("the number of workers", workers, option_of(AgentOptions, "workers").hint)

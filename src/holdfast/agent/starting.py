@@ -35,7 +35,7 @@ from holdfast.trust.keys import Keys, load_keys
 def run_agent(settings: RunSettings, home: Path) -> int:
     """Run until the training is finished, stopped or hopeless. Returns the exit code."""
     settings.validate()
-    allow_open_files(settings.workers + settings.spares)
+    allow_open_files(settings.workers + settings.spares + settings.servers)
     keys = load_keys(settings.keys) if settings.keys else None
     directory = RunDirectory(home, settings.name, settings.host)
     directory.create()
@@ -45,7 +45,8 @@ def run_agent(settings: RunSettings, home: Path) -> int:
         listen = settings.listen or (address_towards(settings.ledger) if settings.ledger else "")
         if listen:
             own = bool(settings.ledger)  # the agent needs a port itself
-            check_listen(listen, own + max(1, settings.workers + settings.spares - len(living)))
+            needed = settings.workers + settings.spares + settings.servers - len(living)
+            check_listen(listen, own + max(1, needed))
         screen = Screen(sys.stdout)
         agent = Agent(settings, _parts(settings, directory, history, screen, open_parts, listen=listen, keys=keys))
         open_parts.callback(agent.close)
@@ -100,7 +101,7 @@ def _parts(
         workforce=workforce,
         heartbeat_watch=heartbeat_watch,
         ledgers=ledgers,
-        news=LedgerListener(ledger, host, policy, workforce, heartbeat_watch, reporter, note),
+        news=LedgerListener(ledger, host, policy, workforce, heartbeat_watch, reporter, note, bool(settings.script)),
         among=among,
         serving=serving,
         patience=patience,
@@ -114,4 +115,4 @@ def _policy(settings: RunSettings) -> Policy:
     # Whoever is asked to leave may save first, which takes as long as the notice at most.
     grace_s = max(STOP_GRACE_S, settings.checkpoint.notice_s + 5.0)
     limits = settings.restarts, grace_s, settings.replace_slow, settings.strikes
-    return Policy(settings.workers, settings.spares, *limits)
+    return Policy(settings.workers, settings.spares, *limits, serves=settings.only_serves)

@@ -17,9 +17,9 @@ from holdfast.checkpoint.host_memory.place import memory_directory
 from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
 from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
 from holdfast.core.config import CHANGEABLE, RunConfig
-from holdfast.core.errors import ConfigError, LedgerUnavailable, NumericsError
+from holdfast.core.errors import LedgerUnavailable, NumericsError
 from holdfast.core.options.declaring import option_of
-from holdfast.core.options.run import REFUSE
+from holdfast.core.options.run import OFF, REFUSE
 from holdfast.core.rewinds import Rewinds
 from holdfast.core.words import (
     KEY_CONFIG,
@@ -54,6 +54,7 @@ from holdfast.engine.transfer.recalling import Recaller
 from holdfast.engine.transfer.snapshot_desk import SnapshotDesk
 from holdfast.engine.transfer.state_elsewhere import StateElsewhere
 from holdfast.engine.transfer.state_transfer import StateTransfer
+from holdfast.engine.transfer.table_rows import TableRows
 from holdfast.engine.worker import Worker
 from holdfast.events import EventLog
 from holdfast.ledger.memory import MemoryLedger
@@ -65,10 +66,10 @@ from holdfast.modes.port import Attendance, Mode
 from holdfast.net.listener import HandedOver, Listener, Purposes, Served
 from holdfast.net.mailbox import Mailbox
 from holdfast.net.meeting import GROUP, Connected
-from holdfast.net.sockets import listens_everywhere, open_tcp, open_unix
 from holdfast.net.wires import SocketWires, Wires
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.ledger import open_ledger
+from holdfast.placement.listening import open_sockets, socket_path
 from holdfast.placement.proc import process_started
 from holdfast.reduce.aggregators import Aggregator
 from holdfast.reduce.arena import Arena
@@ -226,6 +227,8 @@ class Place:
         feed = self._feed(config, attendance.ledger(self.ledger), *self._listen(arena, desk, means))
         rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None, kernel=kernel)
         inner = self._checkpoints(config, holder, saving, feed, rewinding)
+        if inner.keeps and (tables := capture.tables.on_servers):
+            inner = TableRows(inner, tables, self.me, feed=feed, events=self.events)
         if attendance.state_elsewhere:
             inner = StateElsewhere(inner, attendance, self.me)
         saves = inner.keeps
@@ -325,6 +328,7 @@ class Place:
         self, config: RunConfig, capture: GradientCapture, holder: Holder, *, two_rounds: bool, saves: bool
     ) -> Machine:
         rules = self.mode.rules()
+        rules.even = rules.even or config.rebalance == OFF
         # Whoever is left behind is one whose shards the others compute: only where a step must have them.
         late_s = _late_s(self.environment, capture.whole_layout().slot_bytes) if rules.whole else 0.0
         return Machine(
@@ -385,32 +389,10 @@ class Place:
         pid = os.getpid()
         return Owner(run="", pid=pid, pid_started=process_started(pid) or 0, **about)  # type: ignore[arg-type]
 
-    def _open(self) -> tuple[list[socket.socket], str, str]:
-        """The sockets that we listen on, the address for workers of other hosts, and the one for those of this."""
-        environment = self.environment
-        assert environment is not None
-        path, listen = self._socket_path(environment), environment.listen
-        if not environment.host and not listen and not self.network:
-            server, address = open_unix(path)
-            return [server], address, ""
-        if environment.host and not environment.advertise and listens_everywhere(listen):
-            raise ConfigError(
-                f"--listen {listen} is no address that other hosts can dial", hint="add --advertise with one that is"
-            )
-        server, address = open_tcp(listen or "127.0.0.1", environment.advertise)
-        if not environment.host:
-            return [server], address, ""
-        near, local = open_unix(path)
-        return [server, near], address, local
-
-    def _socket_path(self, environment: WorkerEnvironment) -> Path:
-        """Without the host's name, which the directory's owner knows: such a path has 107 bytes at most."""
-        return environment.socket_dir / f"{self.me.partition('@')[0]}.sock"
-
     def _listen(self, arena: Arena, desk: SnapshotDesk, means: MeanDesk) -> tuple[str, str]:
         if self.environment is None:
             return "none:", ""
-        servers, address, local = self._open()
+        servers, address, local = open_sockets(self.environment, network=self.network)
         self.listener = Listener(servers, self.keys, self.me, self._purposes(desk, means), memory=arena)
         return address, local
 
@@ -434,4 +416,4 @@ class Place:
         if self.listener is not None:
             self.listener.close()
         if self.environment is not None:
-            self._socket_path(self.environment).unlink(missing_ok=True)
+            socket_path(self.environment).unlink(missing_ok=True)

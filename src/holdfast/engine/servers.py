@@ -10,6 +10,7 @@ from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.ledger import open_ledger
 from holdfast.servers.asking import Asking
 from holdfast.servers.client import ClientSettings, RemoteServers
+from holdfast.servers.gathering import Wanted
 from holdfast.servers.run_facts import author_of
 from holdfast.servers.units_client import RemoteUnits, place_units
 from holdfast.servers.units_port import ServerLines
@@ -37,20 +38,27 @@ def check_servers(environment: WorkerEnvironment | None, mode: Mode, *, tables: 
         )
 
 
+def wanted_by(environment: WorkerEnvironment) -> Wanted:
+    """With which servers the run begins. On several hosts each has its own, and the ledger knows them."""
+    if environment.ledger:
+        return Wanted(servers=0, replicas=environment.replicas)
+    servers = max(1, environment.servers)
+    return Wanted(servers=servers, replicas=environment.replicas or min(REPLICAS, servers))
+
+
 def reach_servers(environment: WorkerEnvironment, me: str, host: str, keys: Keys) -> ServerLines:
     def ledger() -> Ledger:
         return open_ledger(environment.ledger, environment.run, environment.ledger_socket, keys.secret)
 
-    servers = max(1, environment.servers)
-    replicas = environment.replicas or min(REPLICAS, servers)
+    wanted = wanted_by(environment)
     name, incarnation = author_of(me)
-    settings = ClientSettings(servers=servers, replicas=replicas)
+    settings = ClientSettings(servers=wanted.servers, replicas=wanted.replicas)
     parameters = RemoteServers(name, incarnation, host, keys, ledger, settings)
 
     def prepare() -> None:
         opened = ledger()
         try:
-            place_units(opened, replicas)
+            place_units(opened, wanted)
         finally:
             opened.close()
 

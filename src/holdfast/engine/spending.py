@@ -58,8 +58,10 @@ class Spending(Pulse):
         self.reduced_bytes = 0
 
     def enter(self, activity: Activity, step: int) -> None:
-        super().enter(activity, step)
-        self._move(self.since)
+        """What it is in already, in this step, it stays in."""
+        if activity is not self.activity or step != self.step:
+            super().enter(activity, step)
+            self._move(self.since)
 
     @contextmanager
     def during(self, category: str) -> Iterator[None]:
@@ -85,9 +87,10 @@ class Spending(Pulse):
     def look(self, phase: Phase, *, broken: bool) -> None:
         """Where the machine is while it waits. `broken`: a member is lost, and no step has been committed since.
 
-        Needed where one of them is not what it was, or `tell_at` has come.
+        Needed where one of them is not what it was, or `tell_at` has come. While our own lines say what they are in,
+        the phase says nothing of it.
         """
-        if phase is not self.phase or broken is not self.broken:
+        if not self._held and (phase is not self.phase or broken is not self.broken):
             self.phase, self.broken = phase, broken
             self._categories = _categories(phase, broken)
         self._move(self.clock())

@@ -154,10 +154,14 @@ class StepEngine:
         self._worker.attendance.opens(self._pending.step, self.until)
         return self._pending.step
 
+    def _next(self) -> int:
+        """The same, where it has just been asked for."""
+        return self._pending.step if self._pending is not None and self.current is None else self.next_step()
+
     def begin(self) -> StepState:
         """The next step. The one before must be applied."""
         assert self.current is None, f"step {self.current.number} is not applied"
-        number = self.next_step()
+        number = self._next()
         directive, self._pending = self._pending, None
         self._directive = directive if not self._worker.attendance.has_closed(number) else None
         self._todo = None
@@ -184,7 +188,7 @@ class StepEngine:
 
         Waits for the others' word, where this worker's script has asked for it. False: the step is to be taken.
         """
-        step, worker = self.next_step(), self._worker
+        step, worker = self._next(), self._worker
         if self.wishes is not None and self.wishes.stops_before(step):
             return True
         while reason := worker.machine.stopping.wishes.for_step(step):

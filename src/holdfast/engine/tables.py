@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import ConfigError
-from holdfast.core.options.run import REPLICAS
+from holdfast.engine.servers import wanted_by
 from holdfast.ledger.port import Ledger
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.ledger import open_ledger
@@ -55,8 +55,8 @@ def connect_tables(
     def ledger() -> Ledger:
         return open_ledger(environment.ledger, environment.run, environment.ledger_socket, keys.secret)
 
-    servers = max(1, environment.servers)
-    settings = TableServersSettings(servers=servers, replicas=environment.replicas or min(REPLICAS, servers))
+    wanted = wanted_by(environment)
+    settings = TableServersSettings(servers=wanted.servers, replicas=wanted.replicas)
     connection = TableServers(*author_of(me), host, keys, ledger, settings)
     for name, table in tables.items():
         table.connect(name, connection.open(name, table.settings))

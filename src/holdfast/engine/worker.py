@@ -94,6 +94,7 @@ class Worker:
             audits=audits,
             rewinding=rewinding,
             save_now=self.save_now,
+            settle=attendance.close,
         )
         self.between_loops = BetweenLoops(machine, transfer, wait_while=self._wait_while, metrics=self._metrics)
         attendance.attach(self)
@@ -305,9 +306,8 @@ class Worker:
         self._transfer.desk.expect(view.number)
         self._group = self._meeting.open(view, self._registrations)
         self.sharing.say_again(self._group)
-        self._events.write(
-            "view", view=view.number, members=list(view.members), reason=view.reason, step=self.machine.next
-        )
+        about = {"view": view.number, "members": list(view.members), "reason": view.reason, "step": self.machine.next}
+        self._events.write("view", **about, **({"own": True} if self.attendance.own_view else {}))
 
     def _drop_effect(self, effect: m.Drop) -> None:
         if effect.peer:

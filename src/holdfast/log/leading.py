@@ -45,6 +45,7 @@ class Progress:
     next: int
     floor: int  # what is sent beyond here is limited until it is confirmed
     matched: int = 0
+    told: int = 0  # it was told that everything up to here is committed
     confirmed_at: float = -math.inf
     sent_at: float = -math.inf
     offered_at: float = -math.inf
@@ -210,8 +211,14 @@ class Leading:
         """New entries at once; to those that have heard nothing for a while, that this epoch goes on."""
         effects: list[Effect] = []
         for peer, progress in self._peers.items():
-            effects += self._send_to(peer, now, beat=now - progress.sent_at >= self._rules.beat_s)
+            beat = now - progress.sent_at >= self._rules.beat_s or self._holds_much(progress)
+            effects += self._send_to(peer, now, beat=beat)
         return effects
+
+    def _holds_much(self, progress: Progress) -> bool:
+        """It holds payloads that it could apply and drop, if it knew that they are committed."""
+        known = min(progress.matched, self._copy.committed)
+        return known > progress.told and self._copy.tail.nbytes(progress.told + 1, known) >= self._rules.tell_bytes
 
     def _send_to(self, peer: str, now: float, *, beat: bool) -> list[Effect]:
         if self._copy.persisted < self.opened_at:
@@ -237,7 +244,8 @@ class Leading:
         return [self._append(peer, previous, entries, now)]
 
     def _append(self, peer: str, previous: End, entries: tuple[Entry, ...], now: float) -> Send:
-        self._peers[peer].sent_at = now
+        progress = self._peers[peer]
+        progress.sent_at, progress.told = now, self._copy.committed
         return Send(peer, Append(self.configuration.epoch, self._start, now, previous, entries, self._copy.committed))
 
     # -- changes of the configuration

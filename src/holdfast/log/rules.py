@@ -24,6 +24,7 @@ class Rules:
     snapshot_bytes: int = 1 << 40  # a snapshot is due too when the payloads since the last one are so large
     kept_behind_bytes: int = 1 << 40
     under_way_bytes_max: int = 1 << 40  # to one replica, without its confirmation; or one entry, if that is larger
+    tell_bytes: int = 1 << 40  # of committed payloads that a replica hears of at once, and else with the next ones
     durable: bool = False  # an update counts when it is on disk; otherwise when it is in memory
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import cmath
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -37,6 +37,15 @@ class Nowhere:
 
 
 NOWHERE = Nowhere()
+_NO_GRADIENTS = torch.no_grad()  # to make one takes as long as to enter it; never entered twice at once
+
+
+class _Summed(NamedTuple):
+    """A section of a mean, whose sums say whether it is finite."""
+
+    gradients: torch.Tensor
+    entries: Sequence[int]  # those, by their numbers in the layout
+    buffers: torch.Tensor
 
 
 class GradientCapture:
@@ -58,7 +67,7 @@ class GradientCapture:
         self._frozen: list[torch.nn.Parameter] = []
         self._layout: Layout | None = None
         self._loaded: tuple[int, Layout, list[torch.Tensor]] | None = None
-        self._ends: tuple[Layout, list[tuple[int, int]]] | None = None  # of the gradients in each section
+        self._summed: tuple[int, Layout, list[_Summed]] | None = None  # as `_loaded`, for each section
         self.has_gradients = False  # of the step that was loaded last
 
     def whole_layout(self) -> Layout:
@@ -91,7 +100,7 @@ class GradientCapture:
     def after_shard(self, shard: int, sums: Collector, weight: float = 1.0) -> None:
         """`weight`: what its gradients count for, where shards have unequal numbers of samples."""
         self._parameter_watch.after_shard()
-        with torch.no_grad():
+        with _NO_GRADIENTS:
             tensors: list[torch.Tensor | None] = [parameter.grad for parameter in self._trained]
             present = [index for index, tensor in enumerate(tensors) if tensor is not None]
             if len(present) < len(tensors) or self._frozen:
@@ -117,7 +126,7 @@ class GradientCapture:
     def load(self, kept: Kept) -> None:
         """Put the mean of a step where the user's lines expect it."""
         views = self._views(kept)
-        with torch.no_grad():
+        with _NO_GRADIENTS:
             grads: list[torch.Tensor] = []
             means: list[torch.Tensor] = []
             for parameter in self._frozen:
@@ -157,17 +166,13 @@ class GradientCapture:
         One pass at the speed of memory: a sum with an infinity or a NaN in it is one. A sum that is too large for its
         dtype is one, too, and then every tensor is looked at.
         """
-        sections = kept.layout.sections
-        if self._ends is None or self._ends[0] is not kept.layout:
-            self._ends = (kept.layout, [kept.layout.gradients_in(section) for section in sections])
-        vectors = kept.layout.vectors(kept.memory)
         buffers = False
-        for section, vector, (count, end) in zip(sections, vectors, self._ends[1], strict=True):
-            buffers = buffers or not _has_finite_sum(vector[end:])
-            if _has_finite_sum(vector[:end]):
+        for section in self._sections(kept):
+            buffers = buffers or not _has_finite_sum(section.buffers)
+            if _has_finite_sum(section.gradients):
                 continue
             views = self._views(kept)
-            for index in section.entries[:count]:
+            for index in section.entries:
                 if not torch.isfinite(views[index]).all():
                     return f"the gradient of {self._names[id(self._trained[index])]!r}"
         name = self.buffers.first_non_finite(self._buffers_in(kept)) if buffers else ""
@@ -179,6 +184,16 @@ class GradientCapture:
 
     def _name_of(self, parameter: torch.Tensor) -> str:
         return self._names[id(parameter)]
+
+    def _sections(self, kept: Kept) -> list[_Summed]:
+        key = kept.memory.data_ptr()
+        if self._summed is None or self._summed[0] != key or self._summed[1] is not kept.layout:
+            found = []
+            for section, vector in zip(kept.layout.sections, kept.layout.vectors(kept.memory), strict=True):
+                count, end = kept.layout.gradients_in(section)
+                found.append(_Summed(vector[:end], section.entries[:count], vector[end:]))
+            self._summed = (key, kept.layout, found)
+        return self._summed[2]
 
     def _views(self, kept: Kept) -> list[torch.Tensor]:
         key = kept.memory.data_ptr()

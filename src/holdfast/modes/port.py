@@ -97,10 +97,32 @@ class DataPlan(ABC):
         """From a snapshot, which may say nothing of it."""
 
 
+class WaitWords(Protocol):
+    """What the worker's heartbeat says of a wait, in place of what the machine would."""
+
+    def outside_steps(self, what: str, whom: Sequence[str]) -> None:
+        """`whom`: only these can end it; nobody: it ends by itself."""
+
+    def inside_steps(self) -> None:
+        """It is over."""
+
+
+class TimeAccount(Protocol):
+    """Where the worker's time goes (core/spending.py)."""
+
+    def during(self, category: str) -> AbstractContextManager[None]: ...
+
+
 class Runtime(Protocol):
     """The worker, as an attendance drives it while the training thread is away."""
 
     machine: Machine
+
+    @property
+    def waiting(self) -> WaitWords: ...
+
+    @property
+    def spending(self) -> TimeAccount: ...
 
     @property
     def kept(self) -> Kept | None: ...
@@ -156,6 +178,7 @@ class Attendance:
 
     in_step = True  # all members apply a step before any of them comes to the end of the next
     state_elsewhere = False  # the training's state is not with the members: `arrives` and `collect` know where
+    own_view = False  # each worker has a view of its own, and nobody else is in it
 
     def ledger(self, ledger: Ledger) -> Ledger:
         """As the worker's membership is to see it."""
@@ -214,7 +237,7 @@ class Attendance:
         return False
 
     def close(self) -> None:
-        """The worker leaves."""
+        """The worker leaves, and is about to say so in the ledger. May be called again."""
 
 
 class Mode(ABC):

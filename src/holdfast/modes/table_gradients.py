@@ -14,6 +14,10 @@ class TableGradients:
     def __init__(self, model: torch.nn.Module) -> None:
         self._tables = [module for module in model.modules() if isinstance(module, EmbeddingTable)]
 
+    @property
+    def on_servers(self) -> list[EmbeddingTable]:
+        return [table for table in self._tables if table.is_on_servers]
+
     def begin_step(self) -> None:
         """ConfigError if the last step's gradients were not sent."""
         for table in self._tables:

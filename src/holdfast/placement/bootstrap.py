@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from holdfast.core.errors import EXIT_BAD_INPUT, HoldfastError, WorkerEnded
-from holdfast.placement import exit_status, late_dynamo, warm_process
+from holdfast.placement import exit_status, horovod_names, late_dynamo, warm_process
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -58,6 +58,8 @@ def main() -> None:
     sys.excepthook = show
     late_dynamo.install()
     exit_status.obey()
+    if os.environ.get(horovod_names.SWITCH):
+        horovod_names.install()
     if warm_process.DESCRIPTOR in os.environ:
         warm_process.serve(sys.argv[1:])  # comes back in each worker that is forked from here
     code = 0

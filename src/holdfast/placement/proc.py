@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.placement.environment import RUN_DIR, WORKER
+from holdfast.placement.server_environment import SERVER
 
 _DEAD = ("Z", "X", "x")
 FAMILY_MAX = 256
@@ -18,7 +19,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class FoundProcess:
-    worker: str
+    worker: str  # or server
     pid: int
     started: int  # clock ticks since boot: with the pid it names a process for good
 
@@ -51,22 +52,31 @@ def find_workers(run_dir: Path) -> list[FoundProcess]:
     session; should one of them be made a leader, the oldest process of that name is the worker. A process that
     workers are forked from (warm_process.py) has room for a name in its place, and none there.
     """
+    return _of_run(run_dir, WORKER)
+
+
+def find_servers(run_dir: Path) -> list[FoundProcess]:
+    """The living parameter servers of a run on this host, whoever started them."""
+    return _of_run(run_dir, SERVER)
+
+
+def _of_run(run_dir: Path, variable: str) -> list[FoundProcess]:
     found: dict[str, FoundProcess] = {}
-    for directory, process in _all_workers():
-        worker = process.worker
-        if directory == os.fsencode(run_dir) and (worker not in found or process.started < found[worker].started):
-            found[worker] = process
+    for directory, process in _all_leaders(variable):
+        name = process.worker
+        if directory == os.fsencode(run_dir) and (name not in found or process.started < found[name].started):
+            found[name] = process
     return sorted(found.values(), key=lambda process: process.worker)
 
 
 def living_runs() -> set[Path]:
     """The directories of all runs that have a living worker on this host: one look at all processes."""
-    return {Path(os.fsdecode(directory)) for directory, _ in _all_workers()}
+    return {Path(os.fsdecode(directory)) for directory, _ in _all_leaders(WORKER)}
 
 
-def _all_workers() -> Iterator[tuple[bytes, FoundProcess]]:
-    """Every process that leads a session and carries a worker's variables, with the directory of its run."""
-    run, name = f"{RUN_DIR}=".encode(), f"{WORKER}=".encode()
+def _all_leaders(variable: str) -> Iterator[tuple[bytes, FoundProcess]]:
+    """Every process that leads a session and carries this variable of an agent's, with the directory of its run."""
+    run, name = f"{RUN_DIR}=".encode(), f"{variable}=".encode()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue

@@ -8,13 +8,16 @@ from __future__ import annotations
 import socket
 
 from holdfast.core.options.run import DISK
+from holdfast.detection.beat import Activity
+from holdfast.detection.heartbeat import Heartbeat, Pulse
+from holdfast.detection.pages import SERVER_BEATS
 from holdfast.events import EventLog
 from holdfast.ledger.port import Ledger
 from holdfast.placement import late_dynamo
 from holdfast.placement.ledger import open_ledger
 from holdfast.placement.server_environment import ServerEnvironment
 from holdfast.servers.server import ServerSettings
-from holdfast.servers.serving import ServerPlace, serve
+from holdfast.servers.serving import ServerPlace, serve, started_at
 from holdfast.servers.units_state import KIND, UnitsState
 from holdfast.tables.serving import KINDS
 from holdfast.trust.keys import Keys, load_keys
@@ -40,6 +43,8 @@ def main() -> None:
     def ledger() -> Ledger:
         return open_ledger(environment.ledger, environment.run, environment.ledger_socket, keys.secret)
 
+    pulse = Pulse()
+    heart = _heart(pulse, environment)
     try:
         serve(
             place,
@@ -47,10 +52,24 @@ def main() -> None:
             ledger,
             ServerSettings(lease_s=environment.lease_s, directory=directory),
             kinds={**KINDS, KIND: UnitsState},
+            on_turn=lambda: pulse.enter(Activity.WAITING, 0),
             tell=lambda name, decision, reason: events.write("slice", slice=name, decision=decision, reason=reason),
+            report=lambda fields: events.write("serving", **fields),
         )
     finally:
+        if heart is not None:
+            heart.close()
         events.close()
+
+
+def _heart(pulse: Pulse, environment: ServerEnvironment) -> Heartbeat | None:
+    """Its agent sees by it whether the server's thread gets on. None: the system has no memory for it."""
+    place = environment.run_dir / SERVER_BEATS
+    try:
+        place.mkdir(exist_ok=True)
+        return Heartbeat(pulse, place, environment.server, started=started_at())
+    except OSError:
+        return None
 
 
 if __name__ == "__main__":

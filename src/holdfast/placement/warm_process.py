@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from holdfast.placement import horovod_names
 from holdfast.placement.environment import WORKER
 from holdfast.placement.proc import bury
 from holdfast.placement.script_imports import Import, imports_of_command
@@ -68,7 +69,10 @@ def _import_all(arguments: list[str]) -> None:
     sys.path[0] = str(Path.cwd() if arguments[0] == "-m" else Path(arguments[0]).resolve().parent)
     modules = imports_of_command(arguments)
     trains = any(module.module == "holdfast" or module.package == "torch" for module in modules)
-    for module in (*map(Import, OWN if trains else ()), *modules):
+    own: tuple[str, ...] = OWN if trains else ()
+    if os.environ.get(horovod_names.SWITCH) and trains:  # the script's text says horovod, which may not be had early
+        own = (*OWN, f"{horovod_names.OURS}.torch")
+    for module in (*map(Import, own), *modules):
         try:
             imported = importlib.import_module(module.module)
             for name in module.names:

@@ -10,7 +10,6 @@ it is known by its id, and a request that is sent again has another one.
 
 from __future__ import annotations
 
-import mmap
 import selectors
 import socket
 import threading
@@ -18,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.core.errors import DivergedError, Evicted, PeerError, ProtocolError
+from holdfast.core.errors import ConfigError, DivergedError, Evicted, PeerError, ProtocolError
 from holdfast.ledger.port import Ledger
 from holdfast.net.mailbox import Mailbox
 from holdfast.servers.connections import SLICES
@@ -26,13 +25,14 @@ from holdfast.servers.frames import FrameStream, Head, Outgoing, encode_frame
 from holdfast.servers.ledger_line import LedgerFollower, LedgerValue, LedgerWhole
 from holdfast.servers.links import Dialled, dialler
 from holdfast.servers.run_facts import RunFacts
-from holdfast.servers.worker_memory import SHARED_BYTES_MIN, Parts, WorkerMemory
+from holdfast.servers.wires import SILENT_S, Wire, hinted
+from holdfast.servers.worker_memory import WorkerMemory
 from holdfast.trust.keys import Keys
 
 AGAIN_S = 0.02  # after a server has said that it cannot answer now
-SILENT_S = 5.0  # a server that says nothing for so long is asked again
 PATIENCE_S = 120.0  # in all
 TICK_S = 0.02
+STARTED_OVER = "slices were lost with all their replicas, and all begin anew from the newest checkpoint"
 
 
 @dataclass(eq=False)
@@ -56,67 +56,13 @@ class Ask:
     again_at: float = 0.0
     hint: str = ""
     attempts: int = 0
+    why: str = ""  # there is no answer, as far as that is known; other threads read it
     part: tuple[int, int] | None = None  # of the memory that is shared with the server: where, and how long
 
     @property
     def shared_bytes(self) -> int:
         """How much could pass through shared memory."""
         return sum(view.nbytes for view in self.views or self.into or ())
-
-
-class Wire:
-    """The connection to a server, and the requests that it has not answered."""
-
-    def __init__(self, server: str, memory: WorkerMemory | None) -> None:
-        self.server = server
-        self.memory = memory
-        self._parts = Parts(memory.slot_bytes) if memory is not None else None
-        self.stream: FrameStream | None = None
-        self.asks: dict[int, Ask] = {}
-        self.filling = 0  # the id of the answer whose body is being read
-        self.filled = False  # the answer has a body of its own
-        self._moved = (0, 0.0)  # bytes, and since when there were no more
-
-    def through_memory(self, ask: Ask) -> tuple[Head, Sequence[memoryview]]:
-        """What has to be said of the memory, and what has to be sent."""
-        ask.part = None
-        if self.memory is None or self._parts is None or ask.shared_bytes < SHARED_BYTES_MIN:
-            return {}, ask.views
-        start = self._parts.take(ask.shared_bytes)
-        if start is None:
-            return {}, ask.views
-        ask.part = (start, ask.shared_bytes)
-        if ask.views:
-            self.memory.copy_in(start, list(ask.views))
-        return {"memory": list(ask.part)}, ()
-
-    def read_memory(self, ask: Ask, head: Head) -> None:
-        """The answer to this one has come: what is in the memory is taken, and its part is free again."""
-        if ask.part is None or self.memory is None or self._parts is None:
-            return
-        if ask.into and "refused" not in head and not self.filled:
-            self.memory.copy_out(ask.part[0], list(ask.into))
-        self._parts.give_back(*ask.part)
-        ask.part = None
-
-    def is_silent(self, now: float) -> bool:
-        """Nothing was sent or received for a while."""
-        moved = self.stream.moved_bytes if self.stream is not None else 0
-        if moved != self._moved[0]:
-            self._moved = (moved, now)
-        return bool(self.asks) and now - self._moved[1] > SILENT_S
-
-    def place(self, head: Head, nbytes: int) -> Sequence[memoryview] | None:
-        ask = self.asks.get(head.get("id", -1))
-        if ask is None or "refused" in head:
-            return None
-        if ask.into is None:
-            ask.body = memoryview(mmap.mmap(-1, nbytes))
-            return [ask.body]
-        if sum(view.nbytes for view in ask.into) != nbytes:
-            raise ProtocolError(f"an answer of {nbytes} bytes, which is not what was asked for")
-        self.filling, self.filled = head["id"], True
-        return ask.into
 
 
 class Asking:
@@ -143,10 +89,13 @@ class Asking:
         self._dialling: set[str] = set()
         self._parked: list[Ask] = []
         self._last_id = 0
+        self._moved_before = 0  # bytes, over connections that are gone
         self._mailbox = Mailbox()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._mailbox.fd, selectors.EVENT_READ, None)
         self._closing = False
+        self._began_at: int | None = None  # how often slices had been lost when this worker came
+        self._is_over = False
         self._follower = LedgerFollower(open_ledger, self._mailbox.put, "holdfast-slices-watch")
         self._thread = threading.Thread(target=self._run, name="holdfast-slices", daemon=True)
         self._follower.start()
@@ -155,6 +104,12 @@ class Asking:
     def submit(self, asks: Sequence[Ask]) -> None:
         """From any thread."""
         self._mailbox.put(list(asks))
+
+    @property
+    def moved_bytes(self) -> int:
+        """Over sockets, sent and received. From any thread; exact while nothing is under way."""
+        streams = [wire.stream for wire in list(self._wires.values())]
+        return self._moved_before + sum(stream.moved_bytes for stream in streams if stream is not None)
 
     def close(self) -> None:
         self._closing = True
@@ -195,6 +150,7 @@ class Asking:
         elif isinstance(item, LedgerWhole):
             for value in (*self.facts.missing_from(item.values), *item.values):
                 self._learn(value)
+            self._began_at = self.facts.started_over if self._began_at is None else self._began_at
             self._known(self.facts)
         elif isinstance(item, LedgerValue):
             self._learn(item)
@@ -208,6 +164,9 @@ class Asking:
         except ProtocolError:
             return  # the servers say so
         now = time.monotonic()
+        if self._began_at is not None and self.facts.started_over > self._began_at:
+            self._end_all()
+            return
         for name, configuration, _ in learned.configured:
             for wire in list(self._wires.values()):
                 if wire.server != configuration.primary:
@@ -220,6 +179,15 @@ class Asking:
             for ask in parked:
                 ask.hint = ""
                 self._route(ask, now)
+
+    def _end_all(self) -> None:
+        """What this worker knows was given up: it must not go on with the slices that take their place."""
+        self._is_over = True
+        for wire in list(self._wires.values()):
+            self._cut(wire)
+        parked, self._parked = self._parked, []
+        for ask in parked:
+            ask.failed(Evicted(STARTED_OVER))
 
     def _tick(self, now: float) -> None:
         due = [ask for ask in self._parked if ask.again_at <= now]
@@ -234,7 +202,8 @@ class Asking:
 
     def _server_for(self, ask: Ask) -> str:
         if ask.hint:
-            return ask.hint
+            hint, ask.hint = ask.hint, ""  # once: it may name a server that does not answer
+            return hint
         known = self.facts.configurations.get(ask.slice)
         if known is None:
             return ""
@@ -244,6 +213,9 @@ class Asking:
         return configuration.primary
 
     def _route(self, ask: Ask, now: float) -> None:
+        if self._is_over:
+            ask.failed(Evicted(STARTED_OVER))
+            return
         if now >= ask.deadline:
             ask.failed(PeerError(f"no server has answered for {ask.slice} within {self._patience_s:g} s"))
             return
@@ -251,13 +223,13 @@ class Asking:
         wire = self._wires.get(server)
         if wire is None:
             registration = self.facts.servers.get(server)
-            ask.hint = ""
             if registration is None:
+                ask.why = f"{server}, its primary, is gone" if server else "no server has it"
                 self._park(ask, now + AGAIN_S)
                 return
             local = bool(self.shared_bytes and registration.local and registration.host == self._host)
             memory = WorkerMemory.create(self.shared_bytes) if local else None
-            wire = self._wires[server] = Wire(server, memory)
+            wire = owner = self._wires[server] = Wire(server, memory)
             dial = dialler(registration, self._host, self._keys, (SLICES, self._me), memory)
 
             def run() -> None:
@@ -265,26 +237,32 @@ class Asking:
                     sock: socket.socket | None = dial()
                 except (PeerError, OSError, ValueError):
                     sock = None
-                self._mailbox.put(Dialled(server, sock))
+                self._mailbox.put(Dialled(server, sock, owner))
 
             threading.Thread(target=run, name=f"holdfast-dial-{server}", daemon=True).start()
         self._last_id += 1
         ask.server, ask.asked_at = server, now
         ask.attempts += 1
-        wire.asks[self._last_id] = ask
-        if wire.stream is not None:
-            self._send(wire, self._last_id, ask)
+        wire.add(self._last_id, ask)
+        self._send_ready(wire)
 
     def _park(self, ask: Ask, until: float) -> None:
         ask.again_at = until
         self._parked.append(ask)
 
-    def _send(self, wire: Wire, number: int, ask: Ask) -> None:
-        assert wire.stream is not None
-        memory, views = wire.through_memory(ask)
-        head = {**ask.head, **memory, "slice": ask.slice, "id": number}
-        wire.stream.send(Outgoing(encode_frame(head, views)))
-        self._flush(wire)
+    def _send_ready(self, wire: Wire) -> None:
+        """What may be sent to this server now, as long as its connection lasts."""
+        if wire.stream is None or self._wires.get(wire.server) is not wire:
+            return
+        for number in wire.ready():
+            ask = wire.asks[number]
+            ask.asked_at = time.monotonic()
+            memory, views = wire.through_memory(ask)
+            head = {**ask.head, **memory, "slice": ask.slice, "id": number}
+            wire.stream.send(Outgoing(encode_frame(head, views)))
+            self._flush(wire)
+            if self._wires.get(wire.server) is not wire:
+                return
 
     def _flush(self, wire: Wire) -> None:
         if wire.stream is None:
@@ -303,7 +281,8 @@ class Asking:
 
     def _dialled(self, item: Dialled) -> None:
         wire = self._wires.get(item.server)
-        if wire is None or wire.stream is not None:
+        # It may be late, and of a wire before this one: that one's memory went with the greeting, not this one's.
+        if wire is None or wire is not item.owner or wire.stream is not None:
             if item.sock is not None:
                 item.sock.close()
             return
@@ -312,9 +291,7 @@ class Asking:
             return
         wire.stream = FrameStream(item.sock, wire.place)
         self._selector.register(item.sock, wire.stream.events, wire)
-        for number, ask in list(wire.asks.items()):
-            if self._wires.get(item.server) is wire:
-                self._send(wire, number, ask)
+        self._send_ready(wire)
 
     def _take_back(self, wire: Wire, numbers: Sequence[int], now: float) -> None:
         """These requests are sent again, elsewhere or here."""
@@ -323,13 +300,16 @@ class Asking:
             self._cut(wire)  # it stands in the middle of one of them, or may write to its memory later
             return
         for number in numbers:
-            ask = wire.asks.pop(number)
-            self._route(ask, now)
+            ask = wire.remove(number)
+            if ask is not None:  # else the connection has ended meanwhile
+                self._route(ask, now)
+        self._send_ready(wire)
 
     def _cut(self, wire: Wire) -> None:
         """The connection is over: whatever was asked there is asked again."""
         if wire.stream is not None:
             self._selector.unregister(wire.stream.sock)
+            self._moved_before += wire.stream.moved_bytes
             wire.stream.close()
         if wire.memory is not None:
             wire.memory.close()
@@ -337,6 +317,7 @@ class Asking:
         asks, wire.asks = list(wire.asks.values()), {}
         now = time.monotonic()
         for ask in asks:
+            ask.why = f"the connection to {wire.server} is lost"
             if self._closing:
                 ask.failed(PeerError("the connection to the servers was closed"))
             else:
@@ -361,11 +342,15 @@ class Asking:
 
     def _answered(self, wire: Wire, head: Head) -> None:
         wire.filling = 0
-        ask = wire.asks.pop(head.get("id", -1), None)
+        ask = wire.remove(head.get("id", -1))
         if ask is None:
             return
         wire.read_memory(ask, head)
         wire.filled = False
+        self._send_ready(wire)  # before this answer is looked at, so that the server has something to do meanwhile
+        self._judge(wire, ask, head)
+
+    def _judge(self, wire: Wire, ask: Ask, head: Head) -> None:
         if "refused" not in head:
             ask.done(ask, head)
             return
@@ -375,10 +360,12 @@ class Asking:
             "wrong": ProtocolError(reason),
             "gone": Evicted(reason),
             "failed": PeerError(reason),
+            "too large": ConfigError(reason, hint="start more servers, on hosts with more memory, or --replicas fewer"),
         }.get(str(kind))
         if error is not None:
             ask.failed(error)
             return
-        hint = head.get("primary")
-        ask.hint = hint if isinstance(hint, str) and hint != wire.server else ""
+        known = self.facts.configurations.get(ask.slice)
+        ask.hint = hinted(head, wire.server, known[0].epoch if known is not None else 0)
+        ask.why = reason
         self._park(ask, time.monotonic() + (0.0 if ask.hint or kind == "not yet" else AGAIN_S))

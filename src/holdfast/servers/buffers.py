@@ -9,11 +9,21 @@ from __future__ import annotations
 import mmap
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.servers.replicated import Head, Payload
 
 PAGE_BYTES = mmap.PAGESIZE
-IDLE_BYTES_MAX = 256 * 1024 * 1024  # that nobody uses and that are kept for the next one
+HELD_BYTES_MAX = 256 * 1024 * 1024
+
+
+def free_bytes() -> int:
+    """Of memory that this process could still have, by what the kernel says of the machine."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration, IndexError):
+        return 1 << 62
 
 
 class Buffer:
@@ -46,12 +56,12 @@ class Buffer:
 
 
 class BufferPool:
-    """`used_bytes`: handed out now."""
+    """`used_bytes`: handed out now. What nobody uses is kept, up to `held_bytes_max` together with that."""
 
-    def __init__(self, idle_bytes_max: int = IDLE_BYTES_MAX) -> None:
-        self._idle_bytes_max = idle_bytes_max
+    def __init__(self, held_bytes_max: int = HELD_BYTES_MAX) -> None:
+        self._held_bytes_max = held_bytes_max
         self._idle: defaultdict[int, list[memoryview]] = defaultdict(list)
-        self._idle_bytes = 0
+        self.idle_bytes = 0
         self.used_bytes = 0
 
     def get(self, nbytes: int) -> Buffer:
@@ -59,16 +69,24 @@ class BufferPool:
         self.used_bytes += rounded
         idle = self._idle[rounded]
         if idle:
-            self._idle_bytes -= rounded
+            self.idle_bytes -= rounded
             return Buffer(self, idle.pop(), nbytes)
+        self._make_room()
         return Buffer(self, memoryview(mmap.mmap(-1, rounded)), nbytes)
 
     def take_back(self, buffer: Buffer) -> None:
         rounded = buffer.memory.nbytes
         self.used_bytes -= rounded
-        if self._idle_bytes + rounded <= self._idle_bytes_max:
-            self._idle[rounded].append(buffer.memory)
-            self._idle_bytes += rounded
+        self._idle[rounded].append(buffer.memory)
+        self.idle_bytes += rounded
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Let go of what nobody uses, until all of it is within the bound."""
+        for rounded, idle in self._idle.items():
+            while idle and self.used_bytes + self.idle_bytes > self._held_bytes_max:
+                idle.pop()
+                self.idle_bytes -= rounded
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,13 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import ConfigError, DivergedError, LedgerError, PeerError
-from holdfast.core.words import KEY_SERVERS, KEY_SLICE, KEY_SLICES, decode_json, encode_json
+from holdfast.core.words import KEY_SLICE, KEY_SLICES, decode_json, encode_json
 from holdfast.ledger.port import Ledger
 from holdfast.servers.asking import Ask, Asking
+from holdfast.servers.compressing import Compressor
 from holdfast.servers.cutting import Cutting, fingerprint, slices_of
 from holdfast.servers.frames import Head
+from holdfast.servers.gathering import Wanted, gather
 from holdfast.servers.log_codec import encode_configuration
 from holdfast.servers.parameter_slice import captured_clocks, captured_pieces, join_head
 from holdfast.servers.placing import first_placement
@@ -29,22 +31,28 @@ from holdfast.servers.port import Initial, Layout, Piece, Versions
 from holdfast.servers.recipe import Settings
 from holdfast.servers.replicated import Answer, Payload
 from holdfast.servers.slicing import Segment, Slice
+from holdfast.servers.wires import shared_memory_bytes
 from holdfast.trust.keys import Keys
 
 CREATING_S = 10.0  # a creator that has not finished after this is taken for gone
 READ_WAIT_S = 1.0  # a read waits so long on a server until it is asked again
 LOOK_S = 0.02
+NAMED_MAX = 3  # slices that a sentence names
 SKIP: Head = {"kind": "skip"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    servers: int = 1  # that are waited for before slices are created
-    replicas: int = 1
+    servers: int = 1  # that are waited for before slices are created; 0: those that the run's hosts have
+    replicas: int = 1  # of each slice; 0: the usual number
     slices: int | None = None  # None: as many as their size asks for
     updates_max: int = 2  # under way at once
     patience_s: float = 120.0
     share_memory: bool = True  # with servers of the same host
+
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(servers=self.servers, replicas=self.replicas)
 
 
 class RemoteTicket:
@@ -56,14 +64,27 @@ class RemoteTicket:
         self._versions = [0] * slices
         self._error: Exception | None = None
         self._changed = threading.Condition()
+        self._asks: dict[int, Ask] = {}  # that have no answer
 
     @property
     def done(self) -> bool:
         return not self._left
 
+    def asks(self, asks: Sequence[Ask]) -> list[Ask]:
+        """These, a slice each, are what it is done with."""
+        self._asks = dict(enumerate(asks))
+        return list(asks)
+
+    def waits_for(self) -> str:
+        with self._changed:
+            asks = list(self._asks.values())
+        named = [f"{ask.slice} ({ask.why})" if ask.why else ask.slice for ask in asks[:NAMED_MAX]]
+        return ", ".join([*named, "others"] if len(asks) > NAMED_MAX else named)
+
     def answered(self, number: int, version: int, error: Exception | None = None) -> None:
         with self._changed:
             self._versions[number] = version
+            self._asks.pop(number, None)
             self._error = self._error or error
             self._left -= 1
             if self._left:
@@ -108,6 +129,11 @@ class RemoteServers:
         assert self._cutting is not None, "open comes first"
         return self._cutting
 
+    @property
+    def moved_bytes(self) -> int:
+        """Over sockets so far, sent and received."""
+        return self._asking.moved_bytes
+
     def close(self) -> None:
         self._asking.close()
 
@@ -115,7 +141,7 @@ class RemoteServers:
 
     def open(self, layout: Layout, initial: Initial, *, timeout_s: float) -> bool:
         give_up = time.monotonic() + timeout_s
-        if self._settings.replicas > self._settings.servers:
+        if self._settings.servers and self._settings.replicas > self._settings.servers:
             raise ConfigError(
                 f"{self._settings.replicas} replicas of each slice need as many servers, and the run has "
                 f"{self._settings.servers}",
@@ -125,9 +151,9 @@ class RemoteServers:
         try:
             plan, creator = self._agree(ledger, layout, give_up)
             self._cutting = Cutting(layout, plan["slices"])
-            if self._settings.share_memory:  # for a read and each update under way; only what is touched is there
-                total = sum(one.nbytes(layout.sizes) for one in self._cutting.slices)
-                self._asking.shared_bytes = (self._settings.updates_max + 1) * (total + (1 << 20))
+            if self._settings.share_memory:  # only what is touched of it is there
+                largest = max(one.nbytes(layout.sizes) for one in self._cutting.slices)
+                self._asking.shared_bytes = shared_memory_bytes(largest)
             self._place(ledger, plan)
             if creator:
                 self._create(initial, give_up)
@@ -145,7 +171,7 @@ class RemoteServers:
 
     def _agree(self, ledger: Ledger, layout: Layout, give_up: float) -> tuple[dict[str, Any], bool]:
         """How the parameters are cut: what the ledger has, or what this worker has put there."""
-        mark = fingerprint(layout)
+        mark, wanted, began = fingerprint(layout), self._settings.wanted, time.monotonic()
         while True:
             try:
                 entry = ledger.get(KEY_SLICES)
@@ -157,9 +183,9 @@ class RemoteServers:
                             hint="every worker of a run must build the same model and the same optimizers",
                         )
                     return plan, False
-                present = len(ledger.read(KEY_SERVERS).entries)
-                if present >= max(self._settings.servers, self._settings.replicas):
-                    slices = self._settings.slices or slices_of(layout, self._settings.servers)
+                present = gather(ledger)
+                if wanted.are_enough(present):
+                    slices = self._settings.slices or slices_of(layout, len(present.hosts))
                     plan = {
                         "slices": slices,
                         "fingerprint": mark,
@@ -170,10 +196,9 @@ class RemoteServers:
                         return plan, True
                     continue
             except LedgerError:
-                present = -1
+                present = None
             if time.monotonic() > give_up:
-                seen = "the ledger does not answer" if present < 0 else f"{present} servers are registered"
-                raise PeerError(f"{seen}, and {self._settings.servers} are needed to begin")
+                raise wanted.too_few(present, time.monotonic() - began)
             time.sleep(LOOK_S)
 
     def _place(self, ledger: Ledger, plan: Mapping[str, Any]) -> None:
@@ -182,8 +207,9 @@ class RemoteServers:
         missing = [one for one in self.cutting.slices if KEY_SLICE + name_of(one) not in placed]
         if not missing:
             return
-        servers = [entry.key[len(KEY_SERVERS) :] for entry in ledger.read(KEY_SERVERS).entries]
-        placement = first_placement(servers, len(self.cutting.slices), self._settings.replicas)
+        present = gather(ledger)
+        replicas = self._settings.wanted.replicas_of(present)
+        placement = first_placement(present.hosts, len(self.cutting.slices), replicas)
         for one in missing:
             value = encode_json(encode_configuration(placement[one.number]))
             ledger.compare_and_set(KEY_SLICE + name_of(one), value, expected=0)
@@ -217,13 +243,16 @@ class RemoteServers:
         *,
         clock: int,
         copy: bool = True,
+        compressor: Compressor | None = None,
     ) -> RemoteTicket:
         if not self._under_way.acquire(timeout=self._settings.patience_s):
             raise PeerError("no server has taken the updates before this one")
         self._sequence += 1
         flat = [None if one is None else one.detach().reshape(-1) for one in gradients]
         stage: list[torch.Tensor | None] | None = None
-        if copy:
+        if compressor is not None and not compressor.takes(flat):
+            compressor = None
+        if copy and compressor is None:
             stage = self._stages.pop() if self._stages else [None] * len(flat)
             flat = [_copied(stage, number, one) for number, one in enumerate(flat)]
 
@@ -233,12 +262,8 @@ class RemoteServers:
             self._under_way.release()
 
         ticket = RemoteTicket(len(self.cutting.slices), finish)
-        self._asking.submit(
-            [
-                self._push_ask(one, self.cutting.update(one, flat, settings, clock), ticket)
-                for one in self.cutting.slices
-            ]
-        )
+        updates = [(one, self.cutting.update(one, flat, settings, clock, compressor)) for one in self.cutting.slices]
+        self._asking.submit(ticket.asks([self._push_ask(one, update, ticket) for one, update in updates]))
         return ticket
 
     def _push_ask(self, one: Slice, payload: Answer, ticket: RemoteTicket, place: int | None = None) -> Ask:
@@ -306,7 +331,7 @@ class RemoteServers:
 
     def _ask_all(self, ask: Callable[[Slice, RemoteTicket], Ask]) -> RemoteTicket:
         ticket = RemoteTicket(len(self.cutting.slices))
-        self._asking.submit([ask(one, ticket) for one in self.cutting.slices])
+        self._asking.submit(ticket.asks([ask(one, ticket) for one in self.cutting.slices]))
         return ticket
 
     def clocks(self) -> Mapping[str, int]:

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import ProtocolError
 from holdfast.net.greeting import Greeting, Hello
-from holdfast.servers.buffers import Buffer, Kept
+from holdfast.servers.buffers import Buffer, Kept, free_bytes
 from holdfast.servers.frames import FrameStream, Head, Later
 from holdfast.servers.holding import Limits
 from holdfast.servers.links import LOG
 from holdfast.servers.replica import Replica
-from holdfast.servers.replicated import Author
+from holdfast.servers.replicated import INITIAL, Author
 from holdfast.servers.worker_memory import NoMemory, WorkerMemory
 from holdfast.trust.keys import Keys
 
@@ -113,9 +113,22 @@ class Requests:
         replica = server.replicas.get(str(head.get("slice")))
         if replica is None or not replica.leads:
             return None
+        if self._too_large(head, nbytes):
+            return None
         if not server.has_room and not server.make_room():
             raise Later
         return server.pool.get(nbytes)
+
+    def _too_large(self, head: Head, nbytes: int) -> str:
+        """Why what a slice begins with does not fit here: it is kept as its state, and in its log for a while."""
+        payload = head.get("payload")
+        if not isinstance(payload, dict) or payload.get("kind") != INITIAL:
+            return ""
+        free, needed = free_bytes(), 2 * nbytes
+        if needed <= free:
+            return ""
+        have = f"{self._server.me} has {free / 1e9:.2f} GB of memory left"
+        return f"{have}, and {head.get('slice')} needs {needed / 1e9:.2f} GB"
 
     def take(self, inbound: Inbound, head: Head, buffer: Buffer | None, nbytes: int) -> None:
         # Now, and not when the turn began: this process may have stood still until a moment ago, and what has come
@@ -133,7 +146,7 @@ class Requests:
             self._server.answer(client, {"refused": "there is no such slice here", "kind": "later", "primary": ""})
         elif operation == "push":
             if "memory" in head:
-                buffer, nbytes = self._from_memory(inbound, replica, head["memory"])
+                buffer, nbytes = self._from_memory(inbound, replica, head)
             self._push(client, replica, head, buffer, nbytes)
         elif operation == "read":
             wait_s = head.get("wait_s", 0.0)
@@ -162,21 +175,31 @@ class Requests:
         else:
             raise ProtocolError(f"a request for {str(operation)[:20]!r}")
 
-    def _from_memory(self, inbound: Inbound, replica: Replica, part: object) -> tuple[Buffer | None, int]:
+    def _from_memory(self, inbound: Inbound, replica: Replica, head: Head) -> tuple[Buffer | None, int]:
         """A payload that lies in the worker's memory: it is copied, since the log keeps it longer than the worker."""
+        part = head["memory"]
         if inbound.memory is None or not isinstance(part, list) or len(part) != 2:
             raise ProtocolError("a payload in memory that is not shared")
         start, nbytes = inbound.memory.check(*part)
-        if not replica.leads or not (self._server.has_room or self._server.make_room()):
+        if (
+            not replica.leads
+            or self._too_large(head, nbytes)
+            or not (self._server.has_room or self._server.make_room())
+        ):
             return None, nbytes
         buffer = self._server.pool.get(nbytes)
         inbound.memory.copy_out(start, [buffer.view])
         return buffer, nbytes
 
     def _push(self, client: str, replica: Replica, head: Head, buffer: Buffer | None, nbytes: int) -> None:
+        if nbytes and buffer is None and replica.leads and (reason := self._too_large(head, nbytes)):
+            self._server.answer(client, {"refused": reason, "kind": "too large"})
+            return
         if nbytes and buffer is None:  # it was thrown away
-            primary = replica.machine.configuration.primary if replica.machine.configuration is not None else ""
-            self._server.answer(client, {"refused": "not the primary", "kind": "later", "primary": primary})
+            known = replica.machine.configuration
+            primary, epoch = (known.primary, known.epoch) if known is not None else ("", 0)
+            head = {"refused": "not the primary", "kind": "later", "primary": primary, "epoch": epoch}
+            self._server.answer(client, head)
             return
         try:
             payload = fields_in(head, "payload")

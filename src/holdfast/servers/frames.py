@@ -24,6 +24,7 @@ from holdfast.core.errors import PeerError, ProtocolError
 from holdfast.core.words import decode_json, encode_json
 from holdfast.net.proving import BLOCKED
 from holdfast.net.streams import Deadline, receive, receive_into, send
+from holdfast.servers.buffers import BufferPool
 from holdfast.servers.replicated import HEAD_BYTES_MAX
 
 BODY_BYTES_MAX = 1 << 40
@@ -31,6 +32,7 @@ VIEWS_MAX = 512  # in one system call
 TLS_BYTES = 256 * 1024
 TURN_BYTES = 8 * 1024 * 1024  # read of one connection before the others have their turn
 SCRATCH_BYTES = 1 << 18
+WAKE_BYTES = 512 * 1024  # of a body: who is woken for less is busy with waking up
 _LENGTHS = struct.Struct("!IQ")
 
 Head: TypeAlias = dict[str, Any]
@@ -51,14 +53,31 @@ class Outgoing:
     sent: Callable[[], None] = lambda: None
     is_live: bool = False
     nbytes: int = field(init=False)
+    whole_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nbytes = sum(view.nbytes for view in self.views)
+        self.nbytes = self.whole_bytes = sum(view.nbytes for view in self.views)
 
-    def detach(self) -> None:
-        if self.is_live:
-            self.views = [memoryview(bytes(view)) for view in self.views]
-            self.is_live = False
+    def detach(self, pool: BufferPool) -> None:
+        if not self.is_live or not self.views:
+            return
+        self.is_live = False
+        # As large as the whole frame: there are few such sizes, so that the memory is used again.
+        buffer, sent, position = pool.get(self.whole_bytes), self.sent, 0
+        for view in self.views:
+            buffer.view[position : position + view.nbytes] = view
+            position += view.nbytes
+
+        def free() -> None:
+            buffer.release()
+            sent()
+
+        self.views, self.sent = [buffer.view[:position]], free
+
+    def give_up(self) -> None:
+        """What is not sent now never will be."""
+        self.views, self.nbytes = [], 0
+        self.sent()
 
     def advance(self, moved: int) -> bool:
         """So much was sent; True: all of it."""
@@ -98,7 +117,10 @@ class FrameStream:
         self._lengths: tuple[int, int] | None = None
         self._head: Head | None = None
         self._rest: list[memoryview] = []  # of the body: what is still to be filled
+        self._rest_bytes = 0
         self._unwanted = 0  # bytes of a body that is thrown away
+        self._wakes_late = sock.family in (socket.AF_INET, socket.AF_INET6) and not self._is_tls
+        self._wake_bytes = 1
         self._waits = False  # for room
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
 
@@ -158,7 +180,7 @@ class FrameStream:
                 left -= self._fill(left)
             except BLOCKED:
                 return
-            if not self._rest and not self._unwanted:
+            if not self._rest_bytes and not self._unwanted:
                 assert self._head is not None and self._lengths is not None
                 head, body = self._head, self._lengths[1]
                 self._head, self._lengths, self._wanted = None, None, _LENGTHS.size
@@ -191,8 +213,17 @@ class FrameStream:
             self._unwanted = body
         else:
             self._rest = [view for view in views if view.nbytes]
-            assert sum(view.nbytes for view in self._rest) == body, (head, body)
+            self._rest_bytes = sum(view.nbytes for view in self._rest)
+            assert self._rest_bytes == body, (head, body)
+            self._wake_at(self._rest_bytes)
         return True
+
+    def _wake_at(self, missing: int) -> None:
+        """Have the kernel wait until so many bytes are there, or enough of them to be worth it."""
+        wanted = WAKE_BYTES if missing >= WAKE_BYTES else 1
+        if self._wakes_late and wanted != self._wake_bytes:
+            self._wake_bytes = wanted
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
 
     def _fill(self, bytes_max: int) -> int:
         if self._unwanted:
@@ -208,6 +239,8 @@ class FrameStream:
                 moved -= self._rest.pop(0).nbytes
             if moved:
                 self._rest[0] = self._rest[0][moved:]
+            self._rest_bytes -= got
+            self._wake_at(self._rest_bytes)
         else:
             return 0
         if not got:
@@ -219,7 +252,7 @@ class FrameStream:
         """Nothing more is sent: whoever waits for that is told."""
         self.sock.close()
         while self._out:
-            self._out.popleft().sent()
+            self._out.popleft().give_up()
         self.queued_bytes = 0
 
 

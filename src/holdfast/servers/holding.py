@@ -71,6 +71,10 @@ class Capturing:
         self._kept: dict[str, tuple[Answer, float]] = {}  # by the token, until when
         self._live: set[str] = set()
 
+    @property
+    def holds(self) -> bool:
+        return self._hold is not None
+
     def holds_back(self, author: Author, go_on: Callable[[], None]) -> bool:
         """Whether this update has to wait; `go_on` is called when it has waited."""
         hold, leading = self._hold, self._machine.leading

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from holdfast.core.errors import LeaseGone, LedgerError, WatchGap
-from holdfast.core.words import KEY_SERVERS, KEY_SLICE, Registration, encode_json
+from holdfast.core.words import KEY_SERVERS, KEY_SLICE, KEY_STARTED_OVER, Registration, encode_json
 from holdfast.ledger.port import Ledger
 from holdfast.log.configuration import Configuration
 from holdfast.servers.log_codec import encode_configuration
@@ -36,7 +36,7 @@ class LedgerValue:
 
 @dataclass(frozen=True)
 class LedgerWhole:
-    """Everything, at the start and after changes were missed."""
+    """Everything, at the start and after changes were missed. First of all, whether all began anew."""
 
     values: tuple[LedgerValue, ...]
 
@@ -73,7 +73,8 @@ class LedgerFollower:
 
     def _follow(self, ledger: Ledger) -> None:
         reading = ledger.read("")
-        self._post(LedgerWhole(tuple(LedgerValue(one.key, one.value, one.revision) for one in reading.entries)))
+        entries = sorted(reading.entries, key=lambda one: one.key != KEY_STARTED_OVER)
+        self._post(LedgerWhole(tuple(LedgerValue(one.key, one.value, one.revision) for one in entries)))
         watch = ledger.watch("", revision=reading.revision)
         try:
             while not self._closing.is_set():

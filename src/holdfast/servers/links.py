@@ -25,10 +25,11 @@ EARLY_FRAMES_MAX = 64  # that wait for the connection
 
 @dataclass(frozen=True)
 class Dialled:
-    """What came of dialling a server; None: nothing."""
+    """What came of dialling a server; None: nothing. `owner`: what it was dialled for, where that matters."""
 
     server: str
     sock: socket.socket | None
+    owner: object = None
 
 
 class Link:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from holdfast.core.errors import ConfigError, DivergedError, Evicted
+from holdfast.servers.compressing import Compressor
 from holdfast.servers.cutting import Cutting, fingerprint
 from holdfast.servers.parameter_slice import ParameterSlice, captured_clocks, captured_pieces, join_head
 from holdfast.servers.port import Initial, Layout, Piece, Versions
@@ -41,6 +42,9 @@ class _Done:
         self._error = error
         self.done = True
 
+    def waits_for(self) -> str:
+        return ""
+
     def wait(self, timeout_s: float) -> Versions:
         if self._error is not None:
             raise self._error
@@ -61,6 +65,9 @@ class _Waiting:
     @property
     def done(self) -> bool:
         return self._try()
+
+    def waits_for(self) -> str:
+        return ""
 
     def _try(self) -> bool:
         if self._versions is None:
@@ -135,6 +142,7 @@ class MemoryServers:
         *,
         clock: int,
         copy: bool = True,
+        compressor: Compressor | None = None,
     ) -> _Done:
         shared = self.slices
         with shared.changed:
@@ -144,7 +152,10 @@ class MemoryServers:
             self._sequence += 1
             author = self._author()
             flat = [None if one is None else one.reshape(-1) for one in gradients]
-            payloads = [_payload(shared.cutting.update(one, flat, settings, clock)) for one in shared.cutting.slices]
+            if compressor is not None and not compressor.takes(flat):
+                compressor = None
+            updates = [shared.cutting.update(one, flat, settings, clock, compressor) for one in shared.cutting.slices]
+            payloads = [_payload(one) for one in updates]
             try:
                 for state, payload in zip(shared.states, payloads, strict=True):
                     state.check(author, payload)

@@ -2,7 +2,8 @@
 
     initial   the slice's segments, the optimizers' recipe, and what the run begins with. The first one counts
     join      a worker is counted from this clock on
-    update    a gradient of each segment and the settings of each group; the worker's clock afterwards
+    update    a gradient of each segment, as a codec writes it, and the settings of each group; the worker's clock
+              afterwards
     skip      nothing, in the place of an update that was refused
 
 A body is the pieces one after the other, each beginning on a cache line. `capture` writes what `initial` does, with the
@@ -18,11 +19,12 @@ from typing import Any
 import torch
 import xxhash
 
-from holdfast.core.errors import DivergedError, ProtocolError
+from holdfast.core.errors import ConfigError, DivergedError, ProtocolError
 from holdfast.core.words import encode_json
+from holdfast.servers.codecs import Codec, codec_of
 from holdfast.servers.port import Piece
 from holdfast.servers.recipe import GroupRecipe, Recipe, Settings, settled
-from holdfast.servers.replicated import Answer, Author, Head, Payload
+from holdfast.servers.replicated import INITIAL, Answer, Author, Head, Payload
 from holdfast.servers.slice_state import SliceState, first_not_finite
 from holdfast.servers.slicing import LINE_BYTES, Segment
 from holdfast.state.layout import DTYPES
@@ -30,7 +32,7 @@ from holdfast.state.layout import DTYPES
 SEGMENTS_MAX = 1 << 16
 CLOCK_MAX = 1 << 62
 NUMBER_MAX = 1e300  # of a setting
-_PADDING = memoryview(bytes(LINE_BYTES))
+_PADDING = memoryview(bytearray(LINE_BYTES))  # writable, as torch wants what it reads; nobody writes to it
 
 
 def view_of(tensor: torch.Tensor) -> memoryview:
@@ -59,7 +61,7 @@ def initial_payload(
     """What a slice begins with: of each segment its elements, its dtype, its piece."""
     states = [{name: piece.optimizer[name] for name in sorted(piece.optimizer)} for piece in pieces]
     head = {
-        "kind": "initial",
+        "kind": INITIAL,
         "segments": [
             [one.parameter, one.start, one.stop, dtype, recipe.of_parameter[one.parameter]]
             for one, dtype in zip(segments, dtypes, strict=True)
@@ -77,8 +79,11 @@ def join_head(clock: int) -> Head:
     return {"kind": "join", "clock": clock}
 
 
-def update_head(clock: int, settings: Sequence[Settings], absent: Sequence[int]) -> Head:
-    return {"kind": "update", "clock": clock, "settings": [dict(one) for one in settings], "absent": list(absent)}
+def update_head(
+    clock: int, settings: Sequence[Settings], absent: Sequence[int], codec: str | None = None
+) -> dict[str, Any]:
+    head = {"kind": "update", "clock": clock, "settings": [dict(one) for one in settings], "absent": list(absent)}
+    return head if codec is None else {**head, "codec": codec}
 
 
 def _name(tensor: torch.Tensor) -> str:
@@ -109,7 +114,7 @@ class ParameterSlice:
 
     def check(self, author: Author, payload: Payload) -> None:
         kind = payload.head.get("kind")
-        if kind == "initial":
+        if kind == INITIAL:
             _Initial(payload).try_out()
         elif kind == "join":
             _whole(payload.head, "clock", CLOCK_MAX)
@@ -126,7 +131,7 @@ class ParameterSlice:
 
     def apply(self, author: Author, payload: Payload) -> None:
         kind = payload.head["kind"]
-        if kind == "initial":
+        if kind == INITIAL:
             if self._state is None:
                 self._begin(_Initial(payload))
         elif kind == "join":
@@ -160,12 +165,7 @@ class ParameterSlice:
                     raise ProtocolError(f"an update whose setting {name} is of another kind than the run's")
         if not isinstance(absent, list) or not all(type(one) is int for one in absent):
             raise ProtocolError("an update that does not say which gradients it lacks")
-        values, missing = self._state.values, set(absent)
-        lengths = [0 if number in missing else value.numel() for number, value in enumerate(values)]
-        kinds = [value.dtype for value in values]
-        tensors = list(_tensors(payload.body, list(zip(kinds, lengths, strict=True))))
-        gradients = [None if number in missing else tensor for number, tensor in enumerate(tensors)]
-        return gradients, settings, clock
+        return _gradients(payload.body, self._state.values, set(absent), _codec(head.get("codec"))), settings, clock
 
     def _begin(self, initial: _Initial) -> None:
         values = [self._place(value) for value in initial.values]
@@ -276,6 +276,35 @@ class _Initial:
                 raise ProtocolError(
                     f"parameter {segment.parameter} cannot be trained so: {str(error).splitlines()[0][:200]}"
                 ) from error
+
+
+def _codec(name: object) -> Codec | None:
+    try:
+        return codec_of(name) if name is not None else None
+    except ConfigError as error:
+        raise ProtocolError(f"an update in a form that nobody knows: {error.message}") from error
+
+
+def _gradients(
+    body: memoryview, values: Sequence[torch.Tensor], absent: set[int], codec: Codec | None
+) -> list[torch.Tensor | None]:
+    """Of each of the values, None of those that are absent; where they lie in the body, or decoded from it."""
+    present = [value for number, value in enumerate(values) if number not in absent]
+    kinds = [
+        codec.kinds(value.numel())
+        if codec is not None and value.is_floating_point()
+        else [(value.dtype, value.numel())]
+        for value in present
+    ]
+    tensors = _tensors(body, [kind for some in kinds for kind in some])
+    found: list[torch.Tensor] = []
+    for value, some in zip(present, kinds, strict=True):
+        pieces = [next(tensors) for _ in some]
+        coded = codec is not None and value.is_floating_point()
+        found.append(codec.decode(pieces, value.numel()).to(value.dtype) if codec is not None and coded else pieces[0])
+    next(tensors, None)
+    given = iter(found)
+    return [None if number in absent else next(given) for number in range(len(values))]
 
 
 def _kind(value: Any) -> tuple[Any, ...]:

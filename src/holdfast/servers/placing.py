@@ -6,7 +6,8 @@ change at a time, in an order in which the slice never has fewer replicas than b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from holdfast.core.errors import ConfigError, ProtocolError
@@ -36,21 +37,40 @@ class Target:
         return cls(tuple(dict.fromkeys(replicas)), primary)
 
 
-def first_placement(servers: Sequence[str], slices: int, replicas: int) -> list[Configuration]:
-    """Of each slice: the slices' primaries, and their other replicas, are spread evenly over the servers."""
-    if replicas > len(servers):
+def first_placement(hosts: Mapping[str, str], slices: int, replicas: int) -> list[Configuration]:
+    """Of each slice. `hosts`: of the servers.
+
+    The replicas of a slice are on as many hosts as there are, so that the loss of one takes as few of them as can be.
+    The slices' primaries, and their other replicas, are spread evenly over the servers.
+    """
+    if replicas > len(hosts):
         raise ConfigError(
-            f"{replicas} replicas of each slice need as many servers, and there are {len(servers)}",
-            hint=f"start more servers, or give --replicas {max(1, len(servers))}",
+            f"{replicas} replicas of each slice need as many servers, and there are {len(hosts)}",
+            hint=f"start more servers, or give --replicas {max(1, len(hosts))}",
         )
+    servers = _by_turns(hosts)
+    load: Counter[str] = Counter()
     found = []
     for number in range(slices):
-        turn, first = divmod(number, len(servers))
-        others = [
-            servers[(first + 1 + (turn + step) % (len(servers) - 1)) % len(servers)] for step in range(replicas - 1)
-        ]
-        found.append(Configuration(1, servers[first], (servers[first], *others)))
+        first = number % len(servers)
+        chosen = [servers[first]]
+        while len(chosen) < replicas:
+            used = Counter(hosts[server] for server in chosen)
+            others = [server for server in servers[first:] + servers[:first] if server not in chosen]
+            chosen.append(min(others, key=lambda server: (used[hosts[server]], load[server])))
+        load.update(chosen)
+        found.append(Configuration(1, chosen[0], tuple(chosen)))
     return found
+
+
+def _by_turns(hosts: Mapping[str, str]) -> list[str]:
+    """The servers, one of each host in turn."""
+    before: Counter[str] = Counter()
+    places = {}
+    for server in sorted(hosts):
+        places[server] = before[hosts[server]]
+        before[hosts[server]] += 1
+    return sorted(hosts, key=lambda server: (places[server], server))
 
 
 def next_wish(configuration: Configuration, target: Target, alive: Collection[str]) -> Wish | None:

@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
+from holdfast.servers.compressing import Compressor
 from holdfast.servers.recipe import Recipe, Settings, recipe_of
 from holdfast.servers.slicing import Segment, Size
 from holdfast.state.layout import dtype_name
@@ -73,6 +74,9 @@ class Ticket(Protocol):
     @property
     def done(self) -> bool: ...
 
+    def waits_for(self) -> str:
+        """Which slices have not answered, and why as far as that is known; empty: nothing is. From any thread."""
+
     def wait(self, timeout_s: float) -> Versions:
         """The versions that came of it: of a push, with which it is in; of a pull, of what was read.
 
@@ -120,11 +124,13 @@ class ParameterServers(Protocol):
         *,
         clock: int,
         copy: bool = True,
+        compressor: Compressor | None = None,
     ) -> Ticket:
         """Send an update: a gradient of each parameter, None where there is none; the settings of each group.
 
         Returns when the gradients are copied. Without `copy` they must stay as they are until the ticket is done. Waits
-        while as many updates are under way as the client takes.
+        while as many updates are under way as the client takes. With a compressor they travel as it writes them, unless
+        one is not finite.
         """
 
     def pull(

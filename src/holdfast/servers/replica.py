@@ -10,16 +10,16 @@ entry is in the log. What is being read from live state is made independent of i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from holdfast.core.errors import DivergedError, ProtocolError
+from holdfast.core.errors import DivergedError, HoldfastError, ProtocolError
 from holdfast.log import messages as m
 from holdfast.log.leading import Leading
 from holdfast.log.machine import ReplicaMachine
 from holdfast.log.rules import Rules
-from holdfast.servers.buffers import Buffer, Kept
+from holdfast.servers.buffers import Buffer, BufferPool, Kept
 from holdfast.servers.frames import Outgoing
 from holdfast.servers.holding import Capturing
 from holdfast.servers.log_codec import decode_message, encode_message, encode_snapshot
@@ -33,6 +33,8 @@ READS_WAITING_MAX = 1024
 class Surroundings(Protocol):
     """What a replica needs of its server. Nothing here waits."""
 
+    copies: BufferPool  # memory for what is still being read when it changes
+
     def send(self, peer: str, head: dict[str, Any], payloads: Sequence[Kept]) -> None:
         """To another server. It may be lost."""
 
@@ -45,6 +47,9 @@ class Surroundings(Protocol):
         """Answered by `Replica.fetched` or `fetch_failed`."""
 
     def retired(self, name: str, reason: str) -> None: ...
+
+    def confirmed(self, peer: str, after_s: float) -> None:
+        """Another replica has confirmed what was sent to it so long ago."""
 
     def tell(self, name: str, decision: str, reason: str) -> None: ...
 
@@ -86,6 +91,7 @@ class Replica:
         self._goodbyes: list[tuple[str, str, int]] = []  # client, worker, incarnation: who waits for a worker to go
         self.capturing = Capturing(self.machine, state, surroundings, self._answer_live)
         self.target: Target | None = None
+        self.acknowledged = 0  # updates, those that were sent again included
         self.now = now
 
     @property
@@ -108,6 +114,10 @@ class Replica:
             while self._events:
                 for effect in self.machine.handle(self._events.popleft(), now):
                     _PERFORM[type(effect)](self, effect)
+        except (HoldfastError, OSError, ValueError) as error:
+            # Not for whoever has sent what is being heard: effects are left that the machine takes for done. A replica
+            # that may lack an update must not go on, and its process ends.
+            raise AssertionError(f"{self.name}: what was decided could not be done") from error
         finally:
             self._busy = False
 
@@ -128,6 +138,8 @@ class Replica:
 
         try:
             message = decode_message(fields, keep)
+            if isinstance(message, m.Appended) and self.leads:
+                self._around.confirmed(peer, now - message.sent_at)
             self.happens(m.Heard(peer, message), now)
         finally:
             self._let_go_of_unused(references)
@@ -166,6 +178,16 @@ class Replica:
         self._goodbyes.append((client, worker, incarnation))
         self.happens(m.WorkerGone(worker, incarnation), now)
         self._answer_goodbyes()
+
+    def note_gone(self, gone: Iterable[tuple[str, int]], now: float) -> None:
+        """Workers that the ledger knows to be gone.
+
+        Not while the slice is held: an update that waits here may be in other slices, and belongs into all or none.
+        """
+        if self.is_established and not self.capturing.holds:
+            for worker, incarnation in gone:
+                if self.machine.copy.table.knows(worker, incarnation):
+                    self.happens(m.WorkerGone(worker, incarnation), now)
 
     def snapshot_asked(self, client: str) -> None:
         """Another replica wants the state as it is now."""
@@ -271,7 +293,7 @@ class Replica:
 
     def _protect_readers(self) -> None:
         for frame in self._live:
-            frame.detach()
+            frame.detach(self._around.copies)
         self._live.clear()
         self.capturing.detach()
 
@@ -288,11 +310,13 @@ class Replica:
         self._changed = True
 
     def _acknowledge(self, effect: m.Acknowledge) -> None:
+        self.acknowledged += 1
         self._around.answer(effect.client, {"index": effect.index, "version": self.state.version})
 
     def _refuse(self, effect: m.Refuse) -> None:
         kind = "gone" if effect.final else "later"
-        self._around.answer(effect.client, {"refused": effect.reason, "kind": kind, "primary": effect.primary})
+        head = {"refused": effect.reason, "kind": kind, "primary": effect.primary, "epoch": self.machine.epoch}
+        self._around.answer(effect.client, head)
 
     def _propose(self, effect: m.Propose) -> None:
         self._around.propose(self.name, effect)
@@ -360,7 +384,7 @@ class Replica:
         return str(waits_for(read.query)) if waits_for is not None else "it is not there yet"
 
     def _refuse_read(self, effect: m.RefuseRead) -> None:
-        head = {"refused": effect.reason, "kind": "later", "primary": effect.primary}
+        head = {"refused": effect.reason, "kind": "later", "primary": effect.primary, "epoch": self.machine.epoch}
         self._around.answer(effect.client, head)
 
     def _answer_live(self, client: str, head: dict[str, Any], answer: Answer) -> None:

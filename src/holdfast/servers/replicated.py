@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 Head: TypeAlias = Mapping[str, Any]  # as JSON has it
 HEAD_BYTES_MAX = 4 * 1024 * 1024
+INITIAL = "initial"  # the kind of an update that is what a slice begins with
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from holdfast.core.words import (
     KEY_DEAD_SERVERS,
     KEY_SERVERS,
     KEY_SLICE,
+    KEY_STARTED_OVER,
     KEY_TARGETS,
     KEY_WORKERS,
     Registration,
@@ -49,6 +50,7 @@ class RunFacts:
         self.configurations: dict[str, tuple[Configuration, int]] = {}
         self.targets: dict[str, Target] = {}
         self.gone: dict[tuple[str, int], None] = {}  # workers, the oldest first
+        self.started_over = 0  # how often slices were lost, and all began anew
         self._keys: set[str] = set()
 
     def learn(self, value: LedgerValue) -> Learned:
@@ -74,6 +76,8 @@ class RunFacts:
                 self.servers[registration.id] = registration
         elif key.startswith(KEY_DEAD_SERVERS) and data is not None:
             learned.exited.append((key[len(KEY_DEAD_SERVERS) :], decode_whole(data, "start", 1)))
+        elif key == KEY_STARTED_OVER and data is not None:
+            self.started_over = decode_whole(data, "number")
         elif (key.startswith(KEY_DEAD) and data is not None) or (key.startswith(KEY_WORKERS) and data is None):
             self._note_gone(author_of(key.partition("/")[2]))
         return learned

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.core.errors import PeerError, ProtocolError
 from holdfast.core.words import Registration
@@ -41,6 +41,8 @@ from holdfast.servers.storing import DiskStorage, MemoryStorage, Storage, kept_i
 from holdfast.trust.keys import Keys
 
 REPLICAS_MAX = 4096
+TELL_BYTES = 1 << 20
+COPIES_BYTES_MAX = 32 << 20  # of memory that is kept for them
 LINK_BYTES_MAX = 1 << 31  # queued to one server; the log's own bound is much lower
 
 Kinds = Mapping[str, Callable[[], ReplicatedState]]
@@ -60,16 +62,20 @@ class ServerSettings:
 
     @property
     def log_rules(self) -> Rules:
-        """In memory a snapshot costs nothing, so logs are short, and their memory is used again soon."""
+        """In memory a snapshot costs nothing, so logs are short, and their memory is used again soon.
+
+        A gradient is as large as what it changes: whoever lacks one may as well fetch the slice.
+        """
         if self.rules is not None:
             return self.rules
         if self.directory is None:
             return Rules(
                 snapshot_every=16,
                 kept_behind=8,
-                snapshot_bytes=32 << 20,
-                kept_behind_bytes=16 << 20,
+                snapshot_bytes=4 << 20,
+                kept_behind_bytes=4 << 20,
                 under_way_bytes_max=64 << 20,
+                tell_bytes=TELL_BYTES,
             )
         return Rules(
             durable=True,
@@ -78,7 +84,18 @@ class ServerSettings:
             snapshot_bytes=256 << 20,
             kept_behind_bytes=64 << 20,
             under_way_bytes_max=64 << 20,
+            tell_bytes=TELL_BYTES,
         )
+
+
+class Account(Protocol):
+    """What is told of a server from outside: account.py."""
+
+    def confirmed(self, peer: str, after_s: float) -> None: ...
+
+    def dropped(self, replica: Replica) -> None: ...
+
+    def look(self, now: float, replicas: Mapping[str, Replica], log_bytes: int) -> None: ...
 
 
 class SliceServer:
@@ -96,6 +113,7 @@ class SliceServer:
         start: int = 1,
         on_turn: Callable[[], None] = lambda: None,
         tell: Callable[[str, str, str], None] = lambda name, decision, reason: None,
+        account: Account,
     ) -> None:
         self.me = registration.id
         self._start = start
@@ -106,7 +124,9 @@ class SliceServer:
         self._rules = self._settings.log_rules
         self._on_turn = on_turn
         self.tell = tell
-        self.pool = BufferPool()
+        self.account = account
+        self.pool = BufferPool(self._settings.log_bytes_max)
+        self.copies = BufferPool(COPIES_BYTES_MAX)
         self.replicas: dict[str, Replica] = {}
         self.facts = RunFacts()
         self._requests = Requests(self)
@@ -132,6 +152,7 @@ class SliceServer:
         self._tick_s = self._rules.beat_s / 2
         self._next_tick = 0.0
         self._stopping = False
+        self._began_at: int | None = None  # how often slices had been lost when this server came
         self.now = time.monotonic()
         if self._settings.directory is not None:
             self._read_disk(self._settings.directory)
@@ -207,10 +228,9 @@ class SliceServer:
         self._next_tick = self.now + self._tick_s
         alive = sorted(self.facts.servers)
         for replica in list(self.replicas.values()):
-            for worker, incarnation in self.facts.gone:
-                if replica.is_established and replica.machine.copy.table.knows(worker, incarnation):
-                    replica.happens(m.WorkerGone(worker, incarnation), self.now)
             replica.tick(self.now, alive)
+            replica.note_gone(self.facts.gone, self.now)
+        self.account.look(self.now, self.replicas, self.pool.used_bytes)
         for inbound in list(self._inbound.values()):
             if inbound.stream.waits_for_room:
                 self._attend(inbound, selectors.EVENT_READ)
@@ -219,6 +239,7 @@ class SliceServer:
         """At once, before anything could be confirmed to whoever adds this server to the slice again."""
         for name in self._retired:
             if not self.replicas[name].machine.hears_primary:
+                self.account.dropped(self.replicas[name])
                 self.replicas.pop(name).close()
         self._retired.clear()
 
@@ -284,6 +305,7 @@ class SliceServer:
         if isinstance(news, LedgerWhole):
             for value in (*self.facts.missing_from(news.values), *news.values):
                 self._learn(value)
+            self._began_at = self.facts.started_over if self._began_at is None else self._began_at
         elif isinstance(news, LedgerValue):
             self._learn(news)
         elif isinstance(news, Dialled):
@@ -305,6 +327,11 @@ class SliceServer:
             event = self.facts.learn(value)
         except ProtocolError as error:
             self.tell(value.key, "cannot read the ledger's entry", error.message)
+            return
+        if self._began_at is not None and self.facts.started_over > self._began_at:
+            # What is here was given up, and slices with the same names begin anew: it must not mix with them.
+            self.tell("all slices", "end", "slices were lost, and all begin anew from a checkpoint")
+            self.stop()
             return
         for name, configuration, revision in event.configured:
             if self.me in configuration.replicas or name in self.replicas:
@@ -415,3 +442,6 @@ class SliceServer:
 
     def retired(self, name: str, reason: str) -> None:
         self._retired.add(name)
+
+    def confirmed(self, peer: str, after_s: float) -> None:
+        self.account.confirmed(peer, after_s)

@@ -11,12 +11,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from holdfast.core.words import Registration
 from holdfast.ledger.port import Ledger
 from holdfast.net.sockets import open_tcp, open_unix
+from holdfast.servers.account import ServerAccount
 from holdfast.servers.parameter_slice import ParameterSlice
 from holdfast.servers.server import Kinds, ServerSettings, SliceServer
 from holdfast.trust.keys import Keys
@@ -51,6 +53,7 @@ def build_server(
     kinds: Kinds = KINDS,
     on_turn: Callable[[], None] = lambda: None,
     tell: Callable[[str, str, str], None] = lambda name, decision, reason: None,
+    report: Callable[[dict[str, Any]], None] = lambda fields: None,
 ) -> SliceServer:
     """ConfigError if it cannot listen there."""
     tcp, address = open_tcp(place.listen, place.advertise)
@@ -62,13 +65,22 @@ def build_server(
         id=place.id,
         host=place.host,
         pid=os.getpid(),
-        pid_started=_started(),
+        pid_started=started_at(),
         address=address,
         fingerprint="",
         local=local,
     )
     return SliceServer(
-        registration, sockets, keys, open_ledger, kinds, settings, start=place.start, on_turn=on_turn, tell=tell
+        registration,
+        sockets,
+        keys,
+        open_ledger,
+        kinds,
+        settings,
+        start=place.start,
+        on_turn=on_turn,
+        tell=tell,
+        account=ServerAccount(report),
     )
 
 
@@ -81,11 +93,12 @@ def serve(
     kinds: Kinds = KINDS,
     on_turn: Callable[[], None] = lambda: None,
     tell: Callable[[str, str, str], None] = lambda name, decision, reason: None,
+    report: Callable[[dict[str, Any]], None] = lambda fields: None,
 ) -> None:
     """Until SIGTERM. In the main thread of a process of its own."""
     torch.set_num_threads(place.threads)
     warm_up()
-    server = build_server(place, keys, open_ledger, settings, kinds=kinds, on_turn=on_turn, tell=tell)
+    server = build_server(place, keys, open_ledger, settings, kinds=kinds, on_turn=on_turn, tell=tell, report=report)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda number, frame: server.stop())
     server.run()
@@ -101,6 +114,6 @@ def warm_up() -> None:
         optimizer.step()
 
 
-def _started() -> int:
+def started_at() -> int:
     """When this process began, in the kernel's own count: guards against a reused process id."""
     return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from holdfast.core.errors import PeerError
-from holdfast.core.words import KEY_SERVERS, KEY_SLICE, encode_json
+from holdfast.core.words import KEY_SLICE, encode_json
 from holdfast.ledger.port import Ledger
 from holdfast.servers.asking import Ask, Asking
+from holdfast.servers.gathering import Wanted, gather
 from holdfast.servers.log_codec import encode_configuration
 from holdfast.servers.placing import first_placement
 from holdfast.servers.replicated import Head
@@ -40,11 +41,11 @@ ANSWER_S = 3600.0  # for a unit: as long as the others may take for the last one
 READ_WAIT_S = 1.0
 
 
-def place_units(ledger: Ledger, replicas: int) -> None:
+def place_units(ledger: Ledger, wanted: Wanted) -> None:
     """Where no one has placed the table yet, place it. The servers of the run are registered."""
     if ledger.get(KEY_SLICE + NAME) is None:
-        servers = [entry.key[len(KEY_SERVERS) :] for entry in ledger.read(KEY_SERVERS).entries]
-        [configuration] = first_placement(servers, 1, min(replicas, len(servers)))
+        present = gather(ledger)
+        [configuration] = first_placement(present.hosts, 1, min(wanted.replicas_of(present), len(present.hosts)))
         ledger.compare_and_set(KEY_SLICE + NAME, encode_json(encode_configuration(configuration)), expected=0)
 
 
@@ -90,6 +91,7 @@ class RemoteUnits:
         self._asked = 0  # the sequence of the last ask
         self._seen = 0
         self._reply: _Reply | None = None
+        self._under_way: Ask | None = None
         self._wish: tuple[int, _Reply] | None = None
 
     def begin(self, unit: int, left: Collection[int]) -> None:
@@ -99,18 +101,22 @@ class RemoteUnits:
         if used is not None:
             self._push(used_head(used))
 
-    def ask(self, until: int, clock: int) -> None:
-        self._push(ask_head(until, clock, self._seen))
+    def ask(self, until: int, clock: int, staleness: int | None = None) -> None:
+        self._push(ask_head(until, clock, self._seen, staleness))
         self._asked, self._reply = self._sequence, _Reply()
         query = answer_query(str(self._author["worker"]), self._asked)
-        self._submit(_read(query), self._reply, ANSWER_S)
+        self._under_way = self._submit(_read(query), self._reply, ANSWER_S)
 
     def answer(self) -> Given | None:
         if self._reply is None or not self._reply.has_come:
             return None
         given = read_given(self._reply.wait(0)["answer"])
-        self._seen = self._asked
+        self._seen, self._under_way = self._asked, None
         return given
+
+    def waits_for(self) -> str:
+        ask = self._under_way
+        return ask.why if ask is not None else ""
 
     def standing(self, clocks: Mapping[str, int] | None = None) -> Standing | None:
         reply = _Reply()
@@ -150,12 +156,13 @@ class RemoteUnits:
         self._submit(head, reply, self._patience_s)
         reply.wait(self._patience_s)
 
-    def _submit(self, head: dict[str, Any], reply: _Reply, patience_s: float) -> None:
+    def _submit(self, head: dict[str, Any], reply: _Reply, patience_s: float) -> Ask:
         if self._prepare is not None:
             self._prepare()
             self._prepare = None
         ask = Ask(NAME, head, (), reply.done, reply.failed, deadline=time.monotonic() + patience_s)
         self._asking.submit([ask])
+        return ask
 
 
 def _read(query: Head) -> dict[str, Any]:

@@ -29,11 +29,14 @@ class Units(Protocol):
     def tell(self, *, used: int | None = None) -> None:
         """The update of this unit is acknowledged."""
 
-    def ask(self, until: int, clock: int) -> None:
-        """For a unit before `until`. `clock`: how many updates this worker pushes before that unit's."""
+    def ask(self, until: int, clock: int, staleness: int | None = None) -> None:
+        """For a unit before `until`, within this bound. `clock`: how many updates this worker pushes before its."""
 
     def answer(self) -> Given | None:
         """To the last ask; None: not yet."""
+
+    def waits_for(self) -> str:
+        """Why there is no answer to the last ask yet, as far as that is known. From any thread."""
 
     def standing(self, clocks: Mapping[str, int] | None = None) -> Standing | None:
         """Now; or what is left in a state of the parameters with these clocks, None where nobody knows any more."""
@@ -80,10 +83,10 @@ class MemoryUnits:
             if used is not None:
                 self._shared.table.used(*self._me, used)
 
-    def ask(self, until: int, clock: int) -> None:
+    def ask(self, until: int, clock: int, staleness: int | None = None) -> None:
         self._sequence += 1
         with self._shared.lock:
-            self._shared.table.ask(*self._me, Ask(self._sequence, until, clock, self._seen))
+            self._shared.table.ask(*self._me, Ask(self._sequence, until, clock, self._seen, staleness))
 
     def answer(self) -> Given | None:
         with self._shared.lock:
@@ -91,6 +94,10 @@ class MemoryUnits:
         if given is not None:
             self._seen = self._sequence
         return given
+
+    def waits_for(self) -> str:
+        with self._shared.lock:
+            return self._shared.table.waits_for(self._me[0])
 
     def standing(self, clocks: Mapping[str, int] | None = None) -> Standing | None:
         with self._shared.lock:

@@ -2,7 +2,8 @@
 
     begin    where the run begins: the first unit, and those left before it
     used     a unit whose update is acknowledged
-    ask      for a unit before `until`, at this clock; the sequence of the update is that of the ask
+    ask      for a unit before `until`, at this clock, within a bound on staleness or none; the sequence of the update
+             is that of the ask
     back     this worker will not use what it holds
     wish     for somebody's extras
     bring    extras, for those who wish for them
@@ -13,6 +14,7 @@ One update may have several of them, which are carried out in this order. Pure b
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import xxhash
@@ -38,8 +40,9 @@ def used_head(unit: int) -> dict[str, Any]:
     return {"used": unit}
 
 
-def ask_head(until: int, clock: int, seen: int) -> dict[str, Any]:
-    return {"ask": {"until": until, "clock": clock, "seen": seen}}
+def ask_head(until: int, clock: int, seen: int, staleness: int | None = None) -> dict[str, Any]:
+    bound = {"staleness": staleness} if staleness is not None else {}
+    return {"ask": {"until": until, "clock": clock, "seen": seen, **bound}}
 
 
 def back_head() -> dict[str, Any]:
@@ -76,10 +79,10 @@ def standing_query(clocks: Mapping[str, int] | None) -> Head:
 
 
 def read_given(head: Head) -> Given:
-    unit, wish = head.get("unit"), head.get("wish", 0)
-    if (unit is not None and not _is_number(unit)) or not _is_number(wish):
+    unit, others = head.get("unit"), [head.get(name, 0) for name in ("wish", "ahead", "finished")]
+    if (unit is not None and not _is_number(unit)) or not _are_numbers(others):
         raise ProtocolError("a unit that is no number")
-    return Given(unit, wish)
+    return Given(unit, *others)
 
 
 def read_standing(head: Head) -> Standing | None:
@@ -108,7 +111,7 @@ class UnitsState:
         if used is not None:
             table.used(*who, used)
         if ask is not None:
-            table.ask(*who, Ask(author.sequence, *ask))
+            table.ask(*who, _read_ask(author.sequence, ask))
         if payload.head.get("back") is True:
             table.give_back(*who)
         if payload.head.get("wish") is True:
@@ -126,7 +129,7 @@ class UnitsState:
             if not isinstance(worker, str) or not _is_number(sequence):
                 raise ProtocolError("a question for a unit that names nobody")
             given = table.answer(worker, int(sequence))  # type: ignore[arg-type]
-            return Answer({"unit": given.unit, "wish": given.wish}) if given is not None else None
+            return Answer(asdict(given)) if given is not None else None
         if kind == "extras":
             if not _is_number(query.get("wish")):
                 raise ProtocolError("a wish that is no number")
@@ -140,6 +143,12 @@ class UnitsState:
             return Answer({"begun": table.begun, "next": table.next, "left": left, "wishes": table.wishes})
         raise ProtocolError(f"a query of units of the kind {kind!r:.40}")
 
+    def waits_for(self, query: Head) -> str:
+        """Why `read` has no answer yet."""
+        if query.get("kind") == "answer":
+            return self._table.waits_for(str(query.get("worker")))
+        return "the extras of a worker that has been here longer"
+
     def capture(self) -> Answer:
         return Answer(self._captured())
 
@@ -150,8 +159,9 @@ class UnitsState:
                 "incarnation": row.incarnation,
                 "held": sorted(row.held.items()),
                 "used": [list(one) for one in row.used],
-                "ask": [row.ask.sequence, row.ask.until, row.ask.clock, row.ask.seen] if row.ask is not None else None,
-                "answer": [row.answer[0], row.answer[1].unit] if row.answer is not None else None,
+                "present": row.present,
+                "ask": asdict(row.ask) if row.ask is not None else None,
+                "answer": [row.answer[0], asdict(row.answer[1])] if row.answer is not None else None,
             }
             for worker, row in sorted(table.rows.items())
         }
@@ -159,6 +169,7 @@ class UnitsState:
             "version": self.version,
             "begun": table.begun,
             "next": table.next,
+            "finished": table.finished,
             "returned": table.returned,
             "waiting": table.waiting,
             "rows": rows,
@@ -170,13 +181,15 @@ class UnitsState:
         head, table = payload.head, UnitTable()
         try:
             table.begun, table.next, table.returned = bool(head["begun"]), int(head["next"]), list(head["returned"])
+            table.finished = int(head["finished"])
             for worker, row in head["rows"].items():
                 table.rows[str(worker)] = Row(
                     int(row["incarnation"]),
+                    bool(row["present"]),
                     {int(unit): int(clock) for unit, clock in row["held"]},
                     [(int(unit), int(clock)) for unit, clock in row["used"]],
-                    Ask(*map(int, row["ask"])) if row["ask"] is not None else None,
-                    (int(row["answer"][0]), Given(row["answer"][1])) if row["answer"] is not None else None,
+                    _read_ask(row["ask"]["sequence"], row["ask"]) if row["ask"] is not None else None,
+                    (int(row["answer"][0]), read_given(row["answer"][1])) if row["answer"] is not None else None,
                 )
             version, table.wishes, table.extras = int(head["version"]), int(head["wishes"]), read_extras(head["bring"])
             table.waiting = [str(worker) for worker in head["waiting"]]
@@ -190,7 +203,7 @@ class UnitsState:
         return xxhash.xxh3_128(encode_json(self._captured())).hexdigest()
 
 
-def _read(head: Head) -> tuple[tuple[int, list[int]] | None, int | None, tuple[int, int, int] | None]:
+def _read(head: Head) -> tuple[tuple[int, list[int]] | None, int | None, Head | None]:
     """ProtocolError for what no worker would send."""
     if not head or not head.keys() <= {"begin", "used", "ask", "back", "wish", "bring"}:
         raise ProtocolError("an update of units that is none")
@@ -202,13 +215,18 @@ def _read(head: Head) -> tuple[tuple[int, list[int]] | None, int | None, tuple[i
     if used is not None and not _is_number(used):
         raise ProtocolError("a unit that is no number")
     if ask is not None:
-        fields = [ask.get(name) for name in ("until", "clock", "seen")] if isinstance(ask, dict) else [None]
-        if not _are_numbers(fields):
-            raise ProtocolError("a question for a unit that is none")
-        ask = tuple(fields)
+        _read_ask(0, ask)
     if "bring" in head:
         read_extras(head["bring"])
     return begin, used, ask
+
+
+def _read_ask(sequence: int, head: Any) -> Ask:
+    fields = [head.get(name) for name in ("until", "clock", "seen")] if isinstance(head, dict) else [None]
+    bound = head.get("staleness") if isinstance(head, dict) else None
+    if not _are_numbers([sequence, *fields]) or (bound is not None and not _is_number(bound)):
+        raise ProtocolError("a question for a unit that is none")
+    return Ask(sequence, head["until"], head["clock"], head["seen"], bound)
 
 
 def _is_number(value: Any) -> bool:

@@ -95,24 +95,35 @@ class NoMemory:
 
 
 class Parts:
-    """Which parts of such a memory are free. Sizes repeat with every step, so a part is used again for its own size."""
+    """Which parts of such a memory are free. The one that was used last is used next: it is still in the cache."""
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
         self._end = 0
-        self._free: defaultdict[int, list[int]] = defaultdict(list)
+        self._free: defaultdict[int, list[int]] = defaultdict(list)  # by their size
+        self._taken: dict[int, int] = {}
 
     def take(self, nbytes: int) -> int | None:
-        rounded = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        if self._free[rounded]:
-            return self._free[rounded].pop()
-        if self._end + rounded > self._nbytes:
+        """Where it begins; None: there is no room."""
+        size = _rounded(nbytes)
+        if not self._free[size] and self._end + size <= self._nbytes:
+            self._free[size].append(self._end)
+            self._end += size
+        fitting = [one for one, starts in self._free.items() if starts and one >= size]
+        if not fitting:
             return None
-        self._end += rounded
-        return self._end - rounded
+        start = self._free[min(fitting)].pop()
+        self._taken[start] = min(fitting)
+        return start
 
-    def give_back(self, start: int, nbytes: int) -> None:
-        self._free[-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE].append(start)
+    def give_back(self, start: int) -> None:
+        self._free[self._taken.pop(start)].append(start)
+
+
+def _rounded(nbytes: int) -> int:
+    """Up, by a sixteenth at most or to a page: slices are of nearly the same size, and share their parts so."""
+    grain = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 5))
+    return -(-nbytes // grain) * grain
 
 
 def _tensor(view: memoryview) -> torch.Tensor:

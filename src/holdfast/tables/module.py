@@ -66,6 +66,7 @@ class EmbeddingTable(torch.nn.Module):
         self._trained = True
         self._owns = True  # the rows are this module's, and not those that a copy looks up
         self._begun = False  # some step has sent gradients, of this worker or another
+        self._held: list[Changes] = []  # rows that are on servers, while a checkpoint takes them
         self._anchor = torch.zeros(0, requires_grad=True)  # what backward begins at: rows are no leaves
         self._gathered: Gathered = []
         self._of_shards: dict[int, Gathered] = {}
@@ -144,6 +145,20 @@ class EmbeddingTable(torch.nn.Module):
         """From now on the rows are there."""
         self.name, self.store = name, store
 
+    # ---- rows on servers, in checkpoints
+
+    @property
+    def is_on_servers(self) -> bool:
+        return not isinstance(self.store, LocalStore)
+
+    def hold_rows(self) -> None:
+        """The state has all rows from now on, as they are now."""
+        if self.is_on_servers and self._owns:
+            self._held = [self.store.changes(shard) for shard in range(self.store.shards)]
+
+    def let_go_of_rows(self) -> None:
+        self._held = []
+
     def __deepcopy__(self, memo: dict[int, Any]) -> EmbeddingTable:
         """A copy looks up the same rows: an averaged model averages what is dense. Its state_dict has no rows."""
         made = EmbeddingTable(self.settings.dim)
@@ -155,10 +170,12 @@ class EmbeddingTable(torch.nn.Module):
     # ---- as a part of the model's state
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Rows within this process belong to the state_dict; of those on servers, only whether there should be any."""
+        """Rows within this process belong to the state_dict; those on servers, while they are held."""
         told: dict[str, Any] = {"settings": self.settings.encode(), "begun": self._begun and self._owns}
         if isinstance(self.store, LocalStore) and self._owns:
             told["shards"] = [_plain(one.changes()) for one in self.store.states]
+        elif self._held:
+            told["shards"] = [_plain(one) for one in self._held]
         return told
 
     def set_extra_state(self, state: Any) -> None:
@@ -169,9 +186,9 @@ class EmbeddingTable(torch.nn.Module):
                 "the state is of a table with other settings than this one",
                 hint="build the table with the dim, optimizer, admit, expire, first and seed that it was saved with",
             )
-        here, shards = isinstance(self.store, LocalStore), state.get("shards")
-        if here and shards is not None and len(shards) == self.store.shards:
-            self.store.restore([_changes(told) for told in shards])
+        shards = state.get("shards")
+        if shards is not None and len(shards) == self.store.shards:
+            self.store.put_back([_changes(told) for told in shards])
         elif state.get("begun") and not any(self.store.updates(shard) for shard in range(self.store.shards)):
             raise ConfigError(
                 f"the table {self.name} was trained in this state, and its rows are not here",

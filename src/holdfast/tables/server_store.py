@@ -10,6 +10,7 @@ look-up may lack them; `flush` waits. Used by one thread; `done` and `failed` ar
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import ConfigError, DivergedError, LedgerError, PeerError, ProtocolError
-from holdfast.core.words import KEY_SERVERS, KEY_SLICE, KEY_TABLES, decode_json, encode_json
+from holdfast.core.words import KEY_SLICE, KEY_TABLES, decode_json, encode_json
 from holdfast.ledger.port import Ledger
 from holdfast.servers.asking import Ask, Asking
+from holdfast.servers.gathering import Wanted, gather
 from holdfast.servers.log_codec import encode_configuration
 from holdfast.servers.placing import first_placement
 from holdfast.servers.replicated import Answer, Head
@@ -53,11 +55,15 @@ SKIP: Head = {"kind": "skip"}
 
 @dataclass(frozen=True, kw_only=True)
 class TableServersSettings:
-    servers: int = 1  # that are waited for before a table is created
-    replicas: int = 1
+    servers: int = 1  # that are waited for before a table is created; 0: those that the run's hosts have
+    replicas: int = 1  # of each shard; 0: the usual number
     shards: int = SHARDS  # of a new table. The same for any number of servers, so that a log fits any
     updates_max: int = 2  # under way at once; 0: each one is waited for
     patience_s: float = 120.0
+
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(servers=self.servers, replicas=self.replicas)
 
 
 class _Waiting:
@@ -131,6 +137,7 @@ class TableServers:
 
     def _agree(self, ledger: Ledger, name: str, settings: TableSettings, give_up: float) -> int:
         """How many shards it has: what the ledger says, or what this worker has put there."""
+        wanted, began = self.settings.wanted, time.monotonic()
         while True:
             try:
                 entry = ledger.get(KEY_TABLES + name)
@@ -142,18 +149,17 @@ class TableServers:
                             hint="every worker of a run must build the same tables",
                         )
                     return int(told["shards"])
-                present = len(ledger.read(KEY_SERVERS).entries)
-                if present >= max(self.settings.servers, self.settings.replicas):
+                present = gather(ledger)
+                if wanted.are_enough(present):
                     shards = self.settings.shards
                     told = {"shards": shards, "settings": settings.encode()}
                     if ledger.compare_and_set(KEY_TABLES + name, encode_json(told), expected=0) is not None:
                         return shards
                     continue
             except LedgerError:
-                present = -1
+                present = None
             if time.monotonic() > give_up:
-                seen = "the ledger does not answer" if present < 0 else f"{present} servers are registered"
-                raise PeerError(f"{seen}, and {self.settings.servers} are needed for the table {name}")
+                raise wanted.too_few(present, time.monotonic() - began)
             time.sleep(LOOK_S)
 
     def _place(self, ledger: Ledger, name: str, shards: int) -> None:
@@ -161,10 +167,10 @@ class TableServers:
         placed = {entry.key for entry in ledger.read(KEY_SLICE).entries}
         if all(KEY_SLICE + slice_name(name, shard) in placed for shard in range(shards)):
             return
-        servers = [entry.key[len(KEY_SERVERS) :] for entry in ledger.read(KEY_SERVERS).entries]
-        if len(servers) < max(self.settings.servers, self.settings.replicas):
+        present, wanted = gather(ledger), self.settings.wanted
+        if not wanted.are_enough(present):
             return  # they come, and it is tried again
-        for shard, configuration in enumerate(first_placement(servers, shards, self.settings.replicas)):
+        for shard, configuration in enumerate(first_placement(present.hosts, shards, wanted.replicas_of(present))):
             key = KEY_SLICE + slice_name(name, shard)
             if key not in placed:
                 ledger.compare_and_set(key, encode_json(encode_configuration(configuration)), expected=0)
@@ -173,7 +179,6 @@ class TableServers:
 class ServerStore:
     def __init__(self, servers: TableServers, name: str, settings: TableSettings, shards: int) -> None:
         self.settings = settings
-        self.history = f"servers/{name}"
         self.shards = shards
         self._servers = servers
         self._name = name
@@ -187,6 +192,12 @@ class ServerStore:
         head = Answer(create_head(self.settings))
         self._servers.asking.submit([self._update(shard, head, waiting) for shard in range(self.shards)])
         return waiting
+
+    @property
+    def history(self) -> str:
+        found: list[str] = []
+        self._ask([(0, {"kind": "moment"}, lambda head, body: found.append(str(head.get("history", ""))))])
+        return f"servers/{self._name}/{found[0]}" if found[0] else f"servers/{self._name}"
 
     # ---- reading
 
@@ -261,15 +272,25 @@ class ServerStore:
 
     def restore(self, shards: Sequence[Changes]) -> None:
         """Rows from a log, into shards that are not further. Several workers may do so at once."""
-        assert len(shards) == self.shards
-        rows = max(1, FILL_BYTES // Layout.of(self.settings).nbytes)
         for shard, changes in enumerate(shards):
-            if self.updates(shard) > changes.moment.updates:
-                continue
-            for piece in fill_of(changes, rows):
-                waiting = _Waiting(1)
-                self._servers.asking.submit([self._update(shard, piece, waiting)])
-                waiting.finish(self._servers.settings.patience_s)
+            if self.updates(shard) <= changes.moment.updates:
+                self._fill(shard, changes)
+
+    def put_back(self, shards: Sequence[Changes]) -> None:
+        """One worker does so, while no other one trains. PeerError if one does."""
+        history = secrets.token_hex(8)
+        for shard, changes in enumerate(shards):
+            self._fill(shard, changes, history)
+        for shard, changes in enumerate(shards):
+            if self.updates(shard) != changes.moment.updates:
+                raise PeerError(f"a worker has trained the table {self._name} while its rows were put back")
+
+    def _fill(self, shard: int, changes: Changes, history: str = "") -> None:
+        rows = max(1, FILL_BYTES // Layout.of(self.settings).nbytes)
+        for piece in fill_of(changes, rows, history):
+            waiting = _Waiting(1)
+            self._servers.asking.submit([self._update(shard, piece, waiting)])
+            waiting.finish(self._servers.settings.patience_s)
 
     def flush(self) -> None:
         """Until all updates are acknowledged."""

@@ -49,6 +49,9 @@ class TableStore(Protocol):
     def restore(self, shards: Sequence[Changes]) -> None:
         """Everything, from changes since 0, of each shard."""
 
+    def put_back(self, shards: Sequence[Changes]) -> None:
+        """Like `restore`, and what the shards have trained since then is gone."""
+
     def flush(self) -> None:
         """Until all updates are acknowledged."""
 
@@ -136,3 +139,6 @@ class LocalStore:
         for state, changes in zip(self.states, shards, strict=True):
             state.clear()
             state.apply_changes(changes)
+
+    def put_back(self, shards: Sequence[Changes]) -> None:
+        self.restore(shards)

@@ -2,7 +2,8 @@
 
     create    the table's settings. The first one counts
     update    ids, a gradient for each, how often each was seen, the learning rate and the sender's time
-    fill      rows from a log: changes since 0, in pieces. What the shard has trained since then stays
+    fill      rows from a log: changes since 0, in pieces. What the shard has trained since then stays. Rows of a
+              checkpoint have a history: the first piece removes what there was, and rows from a log do not count then
     skip      nothing: an update that was refused has left its place in the order empty
 
     look up   the rows of some ids                      changes   what changed since an update
@@ -34,6 +35,7 @@ from holdfast.tables.stores import check_finite
 LOOKED_UP_MAX = 1 << 18  # ids of one query: they travel in its head
 IDS_MAX = 1 << 24  # of one update
 TIME_MAX = 1 << 52
+HISTORY_CHARACTERS_MAX = 64
 
 assert LOOKED_UP_MAX * 8 * 4 // 3 < HEAD_BYTES_MAX - 4096
 
@@ -48,13 +50,15 @@ def update_of(ids: Ids, gradients: Values, times: Counts | None, *, lr: float, t
     return Answer(head, _views(arrays if times is None else [*arrays, times]))
 
 
-def fill_of(changes: Changes, rows: int) -> Iterator[Answer]:
+def fill_of(changes: Changes, rows: int, history: str = "") -> Iterator[Answer]:
     """In pieces of so many rows, each of which says where the shard is when it has them all."""
     ids, marks = changes.candidates
     for start in range(0, max(1, len(changes.records), len(ids)), rows):
         some = slice(start, start + rows)
         piece = _answer(Changes(0, changes.moment, changes.records[some], (ids[some], marks[some])))
-        yield Answer({**piece.head, "kind": "fill"}, piece.views)
+        yield Answer(
+            {**piece.head, "kind": "fill", "history": history, "begins": bool(history) and not start}, piece.views
+        )
 
 
 def look_up_query(ids: Ids) -> Head:
@@ -81,6 +85,7 @@ def decode_changes(head: Head, body: memoryview, settings: TableSettings) -> Cha
 class TableSlice:
     def __init__(self) -> None:
         self._shard: TableShard | None = None
+        self._history = ""  # of whom its numbers of updates are, since rows came back from a checkpoint
 
     @property
     def version(self) -> int:
@@ -101,6 +106,8 @@ class TableSlice:
             changes = decode_changes(payload.head, payload.body, self._created().settings)
             if changes.since:
                 raise ProtocolError("a table is filled with what changed since 0")
+            if payload.head.get("begins") is True and not _history(payload.head):
+                raise ProtocolError("rows of a checkpoint without a history")
         elif kind != "skip":
             raise ProtocolError(f"a table takes no {kind!r:.40}")
 
@@ -114,7 +121,11 @@ class TableSlice:
             self._created().update(ids, gradients, lr=payload.head["lr"], time=payload.head["time"], times=times)
         elif kind == "fill":
             changes = decode_changes(payload.head, payload.body, self._created().settings)
-            if self._created().updates <= changes.moment.updates:
+            history = _history(payload.head)
+            if payload.head.get("begins") is True:
+                self._history = history
+                self._created().clear()
+            if history == self._history and self._created().updates <= changes.moment.updates:
                 self._created().apply_changes(changes)
 
     def forget(self, worker: str, incarnation: int) -> None:
@@ -145,7 +156,7 @@ class TableSlice:
         kind = query.get("kind")
         if kind == "moment":
             moment = self._shard.moment.encode() if self._shard is not None else None
-            return Answer({"created": self._shard is not None, "moment": moment})
+            return Answer({"created": self._shard is not None, "moment": moment, "history": self._history})
         shard = self._created()
         if kind == "look up":
             values = shard.look_up(_ids(query.get("ids")))
@@ -159,14 +170,15 @@ class TableSlice:
         if self._shard is None:
             return Answer({"settings": None})
         answer = _answer(self._shard.changes())
-        return Answer({**answer.head, "settings": self._shard.settings.encode()}, answer.views)
+        told = {"settings": self._shard.settings.encode(), "history": self._history}
+        return Answer({**answer.head, **told}, answer.views)
 
     def restore(self, payload: Payload) -> None:
         told = payload.head.get("settings")
         if told is None:
             self._shard = None
             return
-        settings = TableSettings.decode(told)
+        settings, self._history = TableSettings.decode(told), _history(payload.head)
         shard = TableShard(settings)
         shard.apply_changes(decode_changes(payload.head, payload.body, settings))
         self._shard = shard
@@ -206,6 +218,13 @@ def _ids(told: Any) -> Ids:
     if len(content) % 8:
         raise ProtocolError("a query for what are no ids")
     return np.frombuffer(content, dtype=np.uint64)
+
+
+def _history(head: Head) -> str:
+    value = head.get("history", "")
+    if not isinstance(value, str) or len(value) > HISTORY_CHARACTERS_MAX:
+        raise ProtocolError(f"history is {value!r:.40}")
+    return value
 
 
 def _whole(head: Head, name: str, most: int) -> int:

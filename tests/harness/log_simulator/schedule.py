@@ -36,6 +36,7 @@ class Schedule:
     snapshot_every: int = 6
     kept_behind: int = 2
     entries_per_append: int = 4
+    tells_at_once: bool = False  # what is committed, however small it is
     lonely: bool = False  # servers end with entries that nobody else has, and as soon as they lead
 
     def __post_init__(self) -> None:
@@ -60,6 +61,7 @@ class Schedule:
             sequence_window=4,
             snapshot_every=self.snapshot_every,
             kept_behind=self.kept_behind,
+            tell_bytes=0 if self.tells_at_once else 1 << 40,
             durable=self.durable,
         )
 
@@ -85,4 +87,5 @@ class Schedule:
             kept_behind=rng.choice((0, 1, 3)),
             entries_per_append=rng.choice((1, 4, 4)),
             lonely=rng.random() < 0.3,
+            tells_at_once=rng.random() < 0.4,
         )

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import defaultdict
 
+import numpy as np
 import torch
 
 from holdfast.core.errors import PeerError
@@ -34,12 +35,13 @@ class Accounts:
         self._lock = threading.Lock()
         self._next = 0
         self.acknowledged: set[int] = set()
-        self.acknowledged_at: list[float] = []
+        self.acknowledged_at: dict[int, float] = {}
         self.history: dict[int, list[Operation]] = defaultdict(list)
         self.troubles: list[str] = []
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
         self._clients: list[RemoteServers] = []
+        self.final: list[torch.Tensor] = []  # what was there in the end, once it is checked
 
     # ---- the model
 
@@ -102,7 +104,7 @@ class Accounts:
             self._note(name, ("add", 1 << element), called_at, returned_at)
             with self._lock:
                 self.acknowledged.add(element)
-                self.acknowledged_at.append(returned_at)
+                self.acknowledged_at[element] = returned_at
             for gradient in gradients:
                 gradient[element] = 0.0
             time.sleep(self._pace_s)
@@ -114,9 +116,12 @@ class Accounts:
             client.pull(values).wait(WAIT_S)
             returned_at = time.monotonic()
             for number, value in enumerate(values):
-                outcome = self._bits(value)
-                self._note(name, ("read",), called_at, returned_at, outcome, only=number)
+                self.saw(name, number, called_at, returned_at, value)
             time.sleep(self._pace_s)
+
+    def saw(self, name: str, number: int, called_at: float, returned_at: float, value: torch.Tensor) -> None:
+        """Somebody has read a slice, and was told that it is fresh."""
+        self._note(name, ("read",), called_at, returned_at, self._bits(value), only=number)
 
     def _note(
         self,
@@ -137,7 +142,8 @@ class Accounts:
         twice = counts[(counts != 0) & (counts != 1)]
         if twice.numel():
             self.troubles.append(f"elements with {sorted(set(twice.tolist()))[:5]} where 0 or 1 belongs")
-        return sum(1 << int(element) for element in counts.nonzero().flatten())
+        packed = np.packbits((counts != 0).numpy(), bitorder="little")
+        return int.from_bytes(packed.tobytes(), "little")
 
     # ---- the end
 
@@ -150,16 +156,32 @@ class Accounts:
     def check(self) -> None:
         """Nothing acknowledged is lost, nothing is there twice, and every read fits an order of all that happened."""
         client, values, _ = self._open("auditor")
+        called_at = time.monotonic()
         client.pull(values).wait(WAIT_S)
-        expected = sum(1 << element for element in self.acknowledged)
+        returned_at = time.monotonic()
+        lost = self._lost(values)
+        if lost:
+            client.pull(values).wait(WAIT_S)
+            later = "; a second read has them" if not self._lost(values) else ""
+            raise AssertionError(", ".join(f"slice {n} has lost {lost[n]}" for n in lost) + later)
         for number, value in enumerate(values):
-            missing = expected & ~self._bits(value)
-            assert not missing, f"slice {number} has lost {missing.bit_count()} acknowledged updates"
-            self._note("auditor", ("read",), time.monotonic(), time.monotonic(), self._bits(value), only=number)
+            self.saw("auditor", number, called_at, returned_at, value)
         assert not self.troubles, self.troubles
         for number in range(self._slices):
             trouble = explain(self.history[number], BITS)
             assert not trouble, f"the history of slice {number} is not linearizable: {trouble[:2000]}"
+        self.final = [value.clone() for value in values]
+
+    def _lost(self, values: list[torch.Tensor]) -> dict[int, str]:
+        """Of each slice that lacks acknowledged updates, how many, and the first and the last that was acknowledged."""
+        found = {}
+        for number, value in enumerate(values):
+            missing = [one for one in sorted(self.acknowledged) if value[one] == 0]
+            if missing:
+                times = [self.acknowledged_at[one] - time.monotonic() for one in missing]
+                which = f"{missing[:10]}, {min(times):.2f} to {max(times):.2f} s ago, {self.troubles[:3]}"
+                found[number] = f"{len(missing)} acknowledged updates: {which}"
+        return found
 
     def close(self) -> None:
         self._stopping.set()

@@ -62,10 +62,17 @@ class Nursery:
 
 
 class Fleet:
-    """`over_tcp`: workers do not use the servers' unix sockets."""
+    """`over_tcp`: workers do not use the servers' unix sockets. `plant`: a fault that servers have, see planting.py."""
 
     def __init__(
-        self, servers: int, *, replicas: int = 1, over_tcp: bool = False, durable: bool = False, **settings: Any
+        self,
+        servers: int,
+        *,
+        replicas: int = 1,
+        over_tcp: bool = False,
+        durable: bool = False,
+        plant: str = "",
+        **settings: Any,
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="hf"))
         self.secret = os.urandom(32)
@@ -73,7 +80,8 @@ class Fleet:
         self._replicas = replicas
         self._over_tcp = over_tcp
         self._settings = settings
-        self._durable = durable
+        self.is_durable = durable
+        self._plant = plant
         self._starts: dict[str, int] = {}
         self._ledger_server = EmbeddedServer(self.directory / "ledger", self.directory / "l.sock", self.secret)
         self._ledger_server.start()
@@ -124,9 +132,10 @@ class Fleet:
             "socket": str(self.directory / f"{name}.sock"),
             "log": str(self.directory / f"{name}.log"),
             "start": self._starts[name],
-            "directory": str(self.directory / f"{name}.slices") if self._durable else "",
+            "directory": str(self.directory / f"{name}.slices") if self.is_durable else "",
             "settings": self._settings,
             "gate": str(self.directory / f"{name}.gate"),
+            "plant": self._plant,
         }
         self.processes[name] = Nursery.shared().fork(words)
         return name
@@ -137,7 +146,7 @@ class Fleet:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
         if announce:
-            self.ledger.put(KEY_DEAD_SERVERS + name, encode_json({"start": 1}))
+            self.ledger.put(KEY_DEAD_SERVERS + name, encode_json({"start": self._starts[name]}))
 
     def replace(self, name: str) -> str:
         """Start another server in the dead one's slot, and have it take the dead one's place in every slice."""

@@ -20,6 +20,7 @@ from holdfast.servers.serving import ServerPlace, serve, warm_up
 from holdfast.tables.serving import KINDS
 from holdfast.trust.keys import Keys
 from tests.harness.servers.gating import Gate, GatedLedger
+from tests.harness.servers.planting import plant
 
 
 def run_server(words: dict[str, Any]) -> None:
@@ -28,6 +29,7 @@ def run_server(words: dict[str, Any]) -> None:
     os.dup2(log.fileno(), 2)
     gate = Gate(Path(words["gate"]))
     gate.stand_before()
+    plant(words["plant"])
     serve(
         ServerPlace(id=words["id"], host=words["host"], socket=Path(words["socket"]), start=words["start"]),
         Keys.from_secret(secret),

@@ -36,7 +36,12 @@ class AmongHosts:
     ) -> None:
         patience.ask(lambda: check_keys(ledgers.main, keys.fingerprint, settings.name))
         server, address = open_tcp(listen, settings.advertise, last=True)  # workers take the first ports
-        about = {"workers": settings.workers, "spares": settings.spares, "ring": address}
+        about = {
+            "workers": settings.workers,
+            "spares": settings.spares,
+            "servers": settings.servers,
+            "ring": address,
+        }
         self._presence = HostPresence(ledgers.presence, settings.host, **about)
         try:
             patience.ask(self._presence.take)

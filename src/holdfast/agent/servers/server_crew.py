@@ -16,6 +16,7 @@ from pathlib import Path
 
 from holdfast.agent.ledgers import attempt
 from holdfast.agent.report import AgentReporter
+from holdfast.agent.servers.server_hearts import HungServer
 from holdfast.agent.settings import RunSettings
 from holdfast.agent.workers.processes import DeathWatch, WorkerProcess
 from holdfast.core.errors import LedgerError, ProtocolError
@@ -23,8 +24,11 @@ from holdfast.core.options.run import DISK
 from holdfast.core.words import (
     KEY_DEAD_SERVERS,
     KEY_INCARNATIONS,
+    KEY_LEAVING,
     KEY_SERVERS,
+    KEY_SLICE,
     Registration,
+    decode_json,
     decode_whole,
     encode_json,
 )
@@ -32,12 +36,14 @@ from holdfast.ledger.port import Ledger
 from holdfast.placement.directory import RunDirectory
 from holdfast.placement.environment import process_variables
 from holdfast.placement.server_environment import ServerEnvironment
+from holdfast.servers.log_codec import decode_configuration
 
 BACK_OFF_FIRST_S = 0.1
 BACK_OFF_MAX_S = 10.0
 SETTLED_S = 10.0  # one that has lived for so long has not failed at its start
 UNREGISTERED_S = 10.0  # beyond its lease: a busy host is no dead one, and slices have leases of their own
 END_S = 5.0
+DEAD_MAX = 128  # servers that are remembered as ended
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,17 @@ class ServerCrew:
             self._reporter.warn(f"the ledger did not take {slot.server}'s death: {died.trouble}")
         self.look(now)
 
+    def end_hung(self, hung: HungServer) -> None:
+        """It is fenced as it ends, and another takes its place."""
+        slot = self._slot(hung.server)
+        if slot is None or slot.process is None or slot.killed:
+            return
+        slot.killed = "hung"
+        self._reporter.tell(
+            "server_hung", server=hung.server, reason=hung.reason, seconds=hung.seconds, stacks=hung.stacks
+        )
+        slot.process.kill()
+
     def start_over(self) -> None:
         """All of them, empty."""
         for slot in self._slots:
@@ -185,6 +202,7 @@ class ServerCrew:
             self._reporter.warn(f"cannot start the parameter server {slot.server}: {error}")
             return
         slot.started_at = now
+        attempt(lambda: self._ledger.delete(KEY_LEAVING + slot.server), self._reporter.refused)
         self._deaths.add(slot.process)
         self._reporter.tell("server_started", server=slot.server, pid=slot.process.pid)
 
@@ -213,3 +231,16 @@ def fence_server(ledger: Ledger, server: str, start: int) -> None:
     entry = ledger.get(KEY_SERVERS + server)
     if entry is not None:
         ledger.revoke(entry.lease) if entry.lease else ledger.delete(entry.key)
+
+
+def forget_dead_servers(ledger: Ledger) -> None:
+    """Keep the ledger small: only of servers that slices are on it matters that they have ended."""
+    dead = ledger.read(KEY_DEAD_SERVERS).entries
+    if len(dead) <= DEAD_MAX:
+        return
+    named: set[str] = set()
+    for entry in ledger.read(KEY_SLICE).entries:
+        named |= set(decode_configuration(decode_json(entry.value)).replicas)
+    for entry in sorted(dead, key=lambda one: one.revision)[: -DEAD_MAX // 2]:
+        if entry.key[len(KEY_DEAD_SERVERS) :] not in named:
+            ledger.delete(entry.key)

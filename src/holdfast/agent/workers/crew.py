@@ -92,7 +92,7 @@ class Crew:
 
     def warm_up(self, post: Callable[[WarmedUp], None]) -> bool:
         """Begin to import what the workers need, once for all of them. True if that is worth waiting for."""
-        if self._settings.start != WARM:
+        if self._settings.start != WARM or not self._settings.script:
             return False
         self._warm = WarmStarts(self._settings.worker_command(), self._directory.logs / WARM_LOG, post)
         return self._warm.prepare(self._variables(""))

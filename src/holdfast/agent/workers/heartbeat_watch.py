@@ -47,7 +47,8 @@ def limits_of(settings: RunSettings) -> Limits:
         hang_s=settings.hang_after_s or None,
         # Not before the lease, which would be lost anyway, unless the kernel says that the process is stopped.
         silent_s=max(Limits().silent_s, settings.lease_s),
-        stopped_s=Limits().stopped_s if not settings.late_after_s else LATE_STOPPED_S,
+        # Where every rank takes part in every collective, nobody goes on without who is late.
+        stopped_s=Limits().stopped_s if settings.horovod or not settings.late_after_s else LATE_STOPPED_S,
     )
 
 

@@ -198,7 +198,8 @@ def _tell_doubts(run: Run, place: Place, overruled: str) -> None:
 
 
 def _placed(environment: WorkerEnvironment | None) -> dict[str, Any]:
-    return {"path": path_of(environment), "outage_s": environment.outage_s if environment else 0.0}
+    told = {"outage_s": environment.outage_s, "rebalance": environment.rebalance} if environment else {}
+    return {"path": path_of(environment), **told}
 
 
 def _validated(model: torch.nn.Module, extras: Mapping[str, Stateful], saving: CheckpointSettings) -> dict[str, Any]:

@@ -36,7 +36,10 @@ def say_unsaved(events: EventLog, checkpoints: NoCheckpoints, step: int | None, 
 
 
 class Leaving:
-    """`save_now(step, save=...)`: save the state of that step where it is due; why it is not saved, or nothing."""
+    """`save_now(step, save=...)`: save the state of that step where it is due; why it is not saved, or nothing.
+
+    `settle`: have what this worker has under way elsewhere done, before the ledger says that it is gone.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class Leaving:
         audits: Audits,
         rewinding: Rewinding,
         save_now: Callable[..., str],
+        settle: Callable[[], None],
     ) -> None:
         self.over: BaseException | None = None  # the worker has left, and this was raised then
         self.asked_by = 0  # the signal that asked for it, where nobody but this worker is there to answer it
@@ -56,6 +60,7 @@ class Leaving:
         self._audits = audits
         self._rewinding = rewinding
         self._save_now = save_now
+        self._settle = settle
 
     def raise_if_over(self) -> None:
         """A script that has caught its worker's end, and goes on as if there were steps to come, hears it again."""
@@ -106,6 +111,7 @@ class Leaving:
             where = {"uri": uri} if step is not None and saved == step else {}
             events.write("left", step=step, reason=end.reason, **where)
         finally:
+            self._settle()  # first: servers refuse updates of a worker that is gone, one sooner than another
             self._lines.feed.deregister()
         if self.asked_by == SIGINT:
             raise KeyboardInterrupt  # as Python has it, for a script that has lines for it; only, the step is whole

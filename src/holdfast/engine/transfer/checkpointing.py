@@ -46,7 +46,7 @@ SEARCH_AGAIN_S = 2.0
 REWIND_SETTLE_S = 10.0
 WANTED_S = 60.0  # for what the script has asked to be saved
 # settings that may change between two starts: most of them change no bits
-_NO_BITS = ("path", "outage_s", "checkpoint", "non_finite", "spike", "audit", "audit_every")
+_NO_BITS = ("path", "outage_s", "checkpoint", "non_finite", "spike", "audit", "audit_every", "rebalance")
 
 
 class NoCheckpoints:

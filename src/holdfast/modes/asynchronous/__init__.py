@@ -16,17 +16,25 @@ from holdfast.modes.asynchronous.attendance import ServedAttendance
 from holdfast.modes.asynchronous.given_steps import GivenSteps
 from holdfast.modes.asynchronous.rules import OwnSteps
 from holdfast.modes.port import Mode, TrainingParts
+from holdfast.servers.codecs import codec_of
 
 
 @dataclass(frozen=True)
 class Async(Mode):
-    """`staleness`: how many of its own steps a worker may be ahead of the slowest; 0: in lock step, None: any number.
+    """`staleness`: how many rounds of data a step may be ahead of the first step that is not finished.
 
-    `adaptive`: an update that is stale by s others counts one s-th.
+    With W workers, W steps are a round: step u begins when all steps before (u // W - staleness) * W are finished, and
+    its parameters have their updates. 0 is lock step, one round after the other. With k, fast workers make more steps
+    than slow ones, and wait only for somebody who is still in a step k rounds back. None: nobody waits for anybody.
+
+    `adaptive`: an update that is stale by s others counts one s-th. `compress`: how gradients travel, for slow links:
+    "fp16", "bf16", "int8", or "top-k:0.01" for the largest hundredth of them. What that leaves out of an update goes
+    into the worker's later ones.
     """
 
     staleness: int | None = 4
     adaptive: bool = False
+    compress: str | None = None
 
     uses_servers = True
 
@@ -34,10 +42,12 @@ class Async(Mode):
         if self.staleness is not None and (type(self.staleness) is not int or self.staleness < 0):
             raise ConfigError(
                 f"staleness is {self.staleness!r}",
-                hint="how many steps workers may be apart: 0 is lock step, None is no bound",
+                hint="how many rounds of steps workers may be apart: 0 is lock step, None is no bound",
             )
         if type(self.adaptive) is not bool:
             raise ConfigError(f"adaptive is {self.adaptive!r}", hint="adaptive=True or adaptive=False")
+        if self.compress is not None:
+            codec_of(self.compress)
 
     def check(self, config: RunConfig, plan: ShardPlan) -> None:
         if config.non_finite == "rewind" or config.spike:
@@ -55,4 +65,5 @@ class Async(Mode):
 
     def attendance(self, parts: TrainingParts) -> ServedAttendance:
         assert isinstance(parts.data, GivenSteps)
-        return ServedAttendance(parts, parts.data, self.staleness, adaptive=self.adaptive)
+        codec = codec_of(self.compress) if self.compress is not None else None
+        return ServedAttendance(parts, parts.data, self.staleness, adaptive=self.adaptive, codec=codec)

@@ -7,12 +7,14 @@ with fresh ones (`opens`), and hands its gradients over where the script calls i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 import torch
 
 from holdfast.core.errors import Evicted, HoldfastError, PeerError
+from holdfast.core.spending import JOINING, WAITING
 from holdfast.ledger.port import Ledger
 from holdfast.membership import messages as m
 from holdfast.modes.asynchronous.arriving import arrive, collect
@@ -23,22 +25,37 @@ from holdfast.modes.asynchronous.own_view import OwnView
 from holdfast.modes.asynchronous.served_state import ServedState
 from holdfast.modes.asynchronous.staleness import StalenessAccount
 from holdfast.modes.port import Attendance, Runtime, TrainingParts
+from holdfast.servers.codecs import Codec
+from holdfast.servers.compressing import Compressor
 from holdfast.servers.run_facts import author_of
 from holdfast.servers.units import Extras
 from holdfast.servers.units_port import ServerLines
 
 CLOSE_S = 10.0
 LISTEN_S = 0.2
+SAY_S = 3.0  # who waits for servers for longer says so
 
 
 class ServedAttendance(Attendance):
     state_elsewhere = True
+    own_view = True
 
-    def __init__(self, parts: TrainingParts, data: GivenSteps, staleness: int | None, *, adaptive: bool) -> None:
+    def __init__(
+        self,
+        parts: TrainingParts,
+        data: GivenSteps,
+        staleness: int | None,
+        *,
+        adaptive: bool,
+        codec: Codec | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._me = parts.me
         self._events = parts.events
         self._data = data
         self._staleness = staleness
+        self._codec = codec
+        self._clock = clock
         self._account = StalenessAccount(parts.events, bound=staleness, adaptive=adaptive)
         self._state = ServedState(parts.model, parts.optimizers)
         self._staged = self._state.staging()
@@ -56,6 +73,7 @@ class ServedAttendance(Attendance):
         self._met = 0  # the newest wish for extras that this worker has met
         self._has_pushed = False
         self._done_until: int | None = None  # nothing is left to do before this unit
+        self._said: set[str] = set()  # what it waits for, in its events
 
     # ---- alone in its view
 
@@ -73,10 +91,11 @@ class ServedAttendance(Attendance):
 
     def arrives(self, search: Callable[[], int | None]) -> int | None:
         runtime = self._running()
-        self._lines = lines = self._reach()
-        arrival = arrive(
-            lines, self._state, self._data, self._staged, extras=self._extras, search=search, wait=runtime.listen
-        )
+        with runtime.spending.during(JOINING):
+            self._lines = lines = self._reach()
+            arrival = arrive(
+                lines, self._state, self._data, self._staged, extras=self._extras, search=search, wait=runtime.listen
+            )
         self._exchange = Exchange(
             lines.parameters,
             lines.units,
@@ -84,6 +103,7 @@ class ServedAttendance(Attendance):
             staleness=self._staleness,
             clock=arrival.clock,
             wake=runtime.wake,
+            compressor=Compressor(self._codec) if self._codec is not None else None,
         )
         return arrival.step
 
@@ -103,8 +123,8 @@ class ServedAttendance(Attendance):
         if data.unit is None:
             data.is_done, self._done_until = False, None
             self._prepare(until)
-            while self._next is None:
-                self._take()
+            self._wait()
+            assert self._next is not None
             data.unit, data.is_done = self._next.given.unit, self._next.given.is_over
             self._done_until = until if data.is_done else None
         if self._next is not None and self._next.given.wish > self._met:
@@ -115,12 +135,34 @@ class ServedAttendance(Attendance):
         self._state.load(self._staged)
         self._next = None
         if data.unit is not None and self._staleness != 0:
-            self._prepare(until)  # while this one is computed
+            self._prepare(until, ahead=True)  # while this one is computed
 
-    def _prepare(self, until: int) -> None:
+    def _prepare(self, until: int, *, ahead: bool = False) -> None:
         if not self._preparing and self._next is None:
             self._preparing = True
-            self._running_exchange().prepare(until)
+            self._running_exchange().prepare(until, ahead=ahead)
+
+    def _wait(self) -> None:
+        """Until the next unit is there. That is waiting for others, whatever the machine takes it for."""
+        runtime = self._running()
+        with runtime.spending.during(WAITING):
+            self._take()
+            while self._next is None:
+                self._say_delay(self._clock())
+                self._take()
+        runtime.waiting.inside_steps()
+        self._said.clear()
+
+    def _say_delay(self, now: float) -> None:
+        """For what it waits: in its heartbeat, and, where it is the servers and lasts, in its events."""
+        delay = self._running_exchange().delay()
+        if delay is None:
+            return
+        self._running().waiting.outside_steps(delay.what, ())
+        if not delay.usual and now - delay.since >= SAY_S and delay.what not in self._said:
+            self._said.add(delay.what)
+            since = f"it has been waiting for {delay.what} since {now - delay.since:.0f} s"
+            self._events.write("waiting", step=self._step, reason=since)
 
     def _take(self) -> None:
         """What is prepared, or a wait of a moment for it."""

@@ -4,22 +4,27 @@ The training thread hands over gradients and says that it wants the next unit; i
 fresh enough. Where the bound on staleness allows it, all of that goes on while a batch is computed. The connection to
 the servers belongs to this thread alone. What fails here is raised where the training thread takes.
 
-The staleness bound: before its step number c a worker's parameters have every update of everybody's steps before c - k.
-Steps are counted by the workers' clocks, and a pull waits for the slowest one's (`clock_floor`).
+The staleness bound is kept by the table of units (servers/units.py): a unit is given out when all that its parameters
+must have is acknowledged, and they are pulled after that. A unit that a worker holds and has not begun keeps the others
+waiting for nothing. So the next one is asked for as late as is early enough, by how long this worker's last unit took.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 
 from holdfast.core.errors import HoldfastError, PeerError
+from holdfast.modes.asynchronous.pacing import prepare_after_s, usual_lead_s
+from holdfast.servers.compressing import Compressor
 from holdfast.servers.port import ParameterServers, Ticket, Versions
 from holdfast.servers.recipe import Settings
 from holdfast.servers.units import Extras, Given
@@ -28,8 +33,6 @@ from holdfast.servers.units_port import Units
 POLL_S = 0.005  # how long it looks at one thing while another may come
 ACKNOWLEDGED_S = 120.0  # for an update; servers fail over in seconds
 ASK_AGAIN_S = 0.002
-LOOK_S = 0.25
-IDLE_S = 0.5  # without an answer
 Found = TypeVar("Found")
 
 
@@ -49,19 +52,33 @@ class Ready:
     given: Given
     versions: Versions
 
+    @property
+    def missing(self) -> int:
+        """How many updates that were acknowledged before the unit was given out the parameters lack: none, ever."""
+        return max(0, self.given.finished - min(self.versions, default=self.given.finished))
+
 
 @dataclass(frozen=True)
 class Pushed:
-    """An update that is acknowledged: the versions that it was computed with, and those with which it is in."""
+    """An update that is acknowledged: what it was computed with, and the versions with which it is in."""
 
-    read_at: Versions
+    ready: Ready
     versions: Versions
-    ahead: int = 0  # of the slowest worker, in steps, when it was begun; 0 where nobody looked
 
     @property
     def staleness(self) -> int:
         """How many updates of others came between, in the slice that had the most."""
-        return max((now - 1 - then for then, now in zip(self.read_at, self.versions, strict=True)), default=0)
+        read_at = self.ready.versions
+        return max((now - 1 - then for then, now in zip(read_at, self.versions, strict=True)), default=0)
+
+
+@dataclass(frozen=True)
+class Delay:
+    """What the thread waits for. `usual`: for other workers, as the bound on staleness wants it."""
+
+    what: str
+    since: float
+    usual: bool = False
 
 
 @dataclass
@@ -74,7 +91,22 @@ class _Call:
     error: BaseException | None = None
 
 
-_Job = Update | _Call | Extras | int | None  # an int: prepare the next unit before this one; None: the end
+@dataclass(frozen=True)
+class _Prepare:
+    """The next unit before `until` is wanted, and its parameters; not asked for before `at`."""
+
+    until: int
+    at: float
+
+
+@dataclass(frozen=True)
+class _Pushing:
+    update: Update
+    ticket: Ticket
+    since: float
+
+
+_Job = Update | _Call | Extras | _Prepare | None  # None: the end
 
 
 class Exchange:
@@ -89,6 +121,7 @@ class Exchange:
         staleness: int | None,
         clock: int,
         wake: Callable[[], None],
+        compressor: Compressor | None = None,
     ) -> None:
         self.clock = clock  # updates pushed: this thread's
         self._pushed: queue.SimpleQueue[Pushed] = queue.SimpleQueue()
@@ -97,27 +130,37 @@ class Exchange:
         self._staged = staged
         self._staleness = staleness
         self._wake = wake
+        self._compressor = compressor
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Ready] = queue.SimpleQueue()
         self._held = 0  # units that this worker was given and has not pushed
-        self._until: int | None = None  # a unit before this one is asked for
-        self._asked_at = 0.0
+        self._wanted: _Prepare | None = None  # a unit is wanted, and not asked for yet
+        self._asked: float | None = None  # it was asked for, since when it is waited for
         self._given: Given | None = None
         self._pull: Ticket | None = None
-        self._read_at: dict[int, Versions] = {}
-        self._ahead: dict[int, int] = {}  # by unit
-        self._looked_at = 0.0
+        self._pushing: _Pushing | None = None
+        self._of_unit: dict[int, Ready] = {}
+        self._lead_s = 0.0  # how long it takes to have a unit, but for waiting for others
+        self._asking_s = 0.0  # to have asked for one
+        self._pulled_from = 0.0
+        self._began = 0.0  # the training thread's: when it began its last unit,
+        self._took_s = math.inf  # and how long the one before took it
+        self._in: Delay | None = None  # a call that may last
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="holdfast-servers", daemon=True)
         self._thread.start()
 
     # ---- the training thread's side
 
-    def prepare(self, until: int) -> None:
-        """Ask for the next unit before `until`, and pull for it."""
-        self._jobs.put(until)
+    def prepare(self, until: int, *, ahead: bool = False) -> None:
+        """Ask for the next unit before `until`, and pull for it. `ahead`: the unit before it begins only now."""
+        now = time.monotonic()
+        if ahead:
+            self._began, now = now, now + prepare_after_s(self._took_s, self._lead_s)
+        self._jobs.put(_Prepare(until, now))
 
     def push(self, update: Update) -> None:
+        self._took_s = time.monotonic() - self._began
         self._jobs.put(update)
 
     def bring(self, extras: Extras) -> None:
@@ -139,6 +182,19 @@ class Exchange:
         while not self._pushed.empty():
             found.append(self._pushed.get_nowait())
         return found
+
+    def delay(self) -> Delay | None:
+        """What is waited for, for the longest; None: nothing. From any thread."""
+        pushing, pull, asked = self._pushing, self._pull, self._asked
+        found = [self._in] if self._in is not None else []
+        if pushing is not None:
+            what = pushing.ticket.waits_for() or "the servers"
+            found.append(Delay(f"{what} to acknowledge its update of step {pushing.update.unit}", pushing.since))
+        if pull is not None:
+            found.append(Delay(f"the parameters of {pull.waits_for() or 'the servers'}", self._pulled_from))
+        elif asked is not None:
+            found.append(Delay(self._units.waits_for() or "its next step", asked, usual=True))
+        return min(found, key=lambda delay: (delay.usual, delay.since), default=None)
 
     def call(self, act: Callable[[], Found], timeout_s: float) -> Found:
         """Have it done by the thread that owns the connection, and wait for it."""
@@ -164,13 +220,13 @@ class Exchange:
     def _run(self) -> None:
         try:
             while True:
-                busy = self._until is not None or self._pull is not None
                 try:
-                    job = self._jobs.get(timeout=ASK_AGAIN_S if self._pull is None else 0) if busy else self._jobs.get()
+                    job = self._jobs.get(timeout=self._idle_s())
                 except queue.Empty:
                     self._go_on()
                     continue
                 if job is None:
+                    self._settle()
                     return
                 self._do(job)
                 self._go_on()
@@ -178,75 +234,103 @@ class Exchange:
             self._failure = error
             self._wake()
 
-    def _do(self, job: Update | _Call | Extras | int) -> None:
+    def _idle_s(self) -> float | None:
+        """How long to wait for another job. None: until there is one."""
+        if self._pull is not None or self._pushing is not None:
+            return 0.0  # there is something else to wait for
+        if self._asked is not None:
+            return ASK_AGAIN_S
+        if self._wanted is None or math.isinf(self._wanted.at):
+            return None
+        return max(0.0, self._wanted.at - time.monotonic())
+
+    def _do(self, job: Update | _Call | Extras | _Prepare) -> None:
         if isinstance(job, Update):
+            self._settle()
             self._push(job)
         elif isinstance(job, Extras):
-            self._units.bring(job)
+            with self._at("the table of steps, for what travels to a worker that joins"):
+                self._units.bring(job)
         elif isinstance(job, _Call):
+            self._settle()
             try:
                 job.found = job.act()
             except HoldfastError as error:
                 job.error = error
             job.done.set()
         else:
-            self._until, self._asked_at = job, time.monotonic()
-            self._units.ask(job, self.clock + self._held)
+            self._wanted = job
 
     def _push(self, update: Update) -> None:
-        ticket = self._servers.push(update.gradients, update.settings, clock=self.clock + 1, copy=False)
-        versions = ticket.wait(ACKNOWLEDGED_S)
-        self._units.tell(used=update.unit)
-        self.clock += 1
-        self._held -= 1
-        if (read_at := self._read_at.pop(update.unit, None)) is not None:
-            self._pushed.put(Pushed(read_at, versions, self._ahead.pop(update.unit, 0)))
+        ticket = self._servers.push(
+            update.gradients, update.settings, clock=self.clock + 1, copy=False, compressor=self._compressor
+        )
+        self._pushing = _Pushing(update, ticket, time.monotonic())
+        if self._wanted is not None:
+            self._ask(self._wanted.until)  # the unit took less time than the one before
+
+    def _ask(self, until: int) -> None:
+        began = time.monotonic()
+        with self._at("the table of steps"):
+            self._units.ask(until, self.clock + self._held, self._staleness)
+        self._wanted, self._asked = None, time.monotonic()
+        self._asking_s = self._asked - began
 
     def _go_on(self) -> None:
-        if self._until is not None and self._pull is None:
+        if self._wanted is not None and self._wanted.at <= time.monotonic():
+            self._ask(self._wanted.until)
+        if self._asked is not None:
             self._given = self._units.answer()
-            if self._given is None:
-                self._wait_idle(self._until)
-                return
-            self._until = None
-            self._held += not self._given.is_over
-            self._pull = self._servers.pull(self._staged, clock_floor=self._floor(self._given))
+            if self._given is not None:
+                self._asked, self._pulled_from = None, time.monotonic()
+                self._held += not self._given.is_over
+                self._pull = self._servers.pull(self._staged)
         if self._pull is not None:
-            try:
-                versions = self._pull.wait(POLL_S)
-            except TimeoutError:
-                return
-            self._pull = None
-            assert self._given is not None
-            if self._given.unit is not None:
-                self._read_at[self._given.unit] = versions
-                self._look_back(self._given.unit)
-            self._ready.put(Ready(self._given, versions))
-            self._wake()
+            self._look_at_pull(self._pull)
+            if self._pushing is not None and self._pushing.ticket.done:
+                self._acknowledged(self._pushing, 0.0)
+        elif self._pushing is not None:
+            self._acknowledged(self._pushing, POLL_S if self._asked is None else ASK_AGAIN_S)
 
-    def _look_back(self, unit: int) -> None:
-        """How far this worker is ahead, now and then: for whoever checks the bound."""
-        now = time.monotonic()
-        if now - self._looked_at > LOOK_S:
-            self._looked_at = now
-            slowest = min(self._servers.clocks().values(), default=self.clock)
-            self._ahead[unit] = max(0, self.clock + self._held - 1 - slowest)
-
-    def _floor(self, given: Given) -> int | None:
-        if self._staleness is None or given.is_over:
-            return None
-        return max(0, self.clock + self._held - 1 - self._staleness)
-
-    def _wait_idle(self, until: int) -> None:
-        """If all units are given out, nobody must wait for the steps that this worker will not make."""
-        now = time.monotonic()
-        if self._held or now - self._asked_at < IDLE_S:
+    def _look_at_pull(self, pull: Ticket) -> None:
+        try:
+            versions = pull.wait(POLL_S)
+        except TimeoutError:
             return
-        self._asked_at = now
-        standing = self._units.standing()
-        if standing is None or standing.next < until:
+        assert self._given is not None
+        self._pull = None
+        self._lead_s = usual_lead_s(self._lead_s, self._asking_s + time.monotonic() - self._pulled_from)
+        ready = Ready(self._given, versions)
+        if ready.given.unit is not None:
+            self._of_unit[ready.given.unit] = ready
+        self._ready.put(ready)
+        self._wake()
+
+    def _acknowledged(self, pushing: _Pushing, patience_s: float) -> None:
+        """Look whether it is."""
+        try:
+            versions = pushing.ticket.wait(patience_s)
+        except TimeoutError:
+            if time.monotonic() - pushing.since > ACKNOWLEDGED_S:
+                raise PeerError(f"{pushing.ticket.waits_for()}: no answer within {ACKNOWLEDGED_S:g} s") from None
             return
-        newest = max(self._servers.clocks().values(), default=0)
-        if newest > self.clock:
-            self.clock = self._servers.join(newest)
-            self._units.ask(until, self.clock)  # what it is given now belongs to this clock
+        unit, self._pushing = pushing.update.unit, None
+        with self._at("the table of steps"):
+            self._units.tell(used=unit)
+        self.clock += 1
+        self._held -= 1
+        if (ready := self._of_unit.pop(unit, None)) is not None:
+            self._pushed.put(Pushed(ready, versions))
+
+    def _settle(self) -> None:
+        """What was pushed is acknowledged when this returns."""
+        while self._pushing is not None:
+            self._acknowledged(self._pushing, POLL_S)
+
+    @contextmanager
+    def _at(self, what: str) -> Iterator[None]:
+        self._in = Delay(what, time.monotonic())
+        try:
+            yield
+        finally:
+            self._in = None

@@ -1,8 +1,12 @@
 """How stale updates are: counted, told, and, where that is asked for, weighed by it.
 
-An update is stale by as many updates of others as came between reading the parameters and its own. With a learning rate
-that follows it (`adaptive`), an update that was stale by s counts one s-th (Zhang et al., 2016): a worker knows the
-staleness of an update when it is acknowledged, so the last one's counts for the next. Belongs to the training thread.
+An update is stale by as many updates of others as came between reading the parameters and its own. What the bound of
+the mode is about is told beside it: how many rounds of units the update's unit was ahead of the first unfinished one
+when it was given out, and how many acknowledged updates the parameters lacked then, which must be none.
+
+With a learning rate that follows it (`adaptive`), an update that was stale by s counts one s-th (Zhang et al., 2016): a
+worker knows the staleness of an update when it is acknowledged, so the last one's counts for the next. Belongs to the
+training thread.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ class StalenessAccount:
     ) -> None:
         self._events = events
         self._bound = bound
-        self._ahead = 0
+        self._ahead = self._missing = 0  # at most
         self._adaptive = adaptive
         self._clock = clock
         self._counts: Counter[int] = Counter()  # since it was told
@@ -35,7 +39,8 @@ class StalenessAccount:
         for one in pushed:
             self._last = one.staleness
             self._counts[self._last] += 1
-            self._ahead = max(self._ahead, one.ahead)
+            self._ahead = max(self._ahead, one.ready.given.ahead)
+            self._missing = max(self._missing, one.ready.missing)
         if self._clock() - self._told_at >= TELL_S:
             self.tell()
 
@@ -43,8 +48,8 @@ class StalenessAccount:
         if self._counts:
             counts = {str(stale): self._counts[stale] for stale in sorted(self._counts)}
             bound = {"bound": self._bound} if self._bound is not None else {}
-            self._events.write("staleness", updates=counts, ahead=self._ahead, **bound)
-        self._counts, self._ahead, self._told_at = Counter(), 0, self._clock()
+            self._events.write("staleness", updates=counts, ahead=self._ahead, missing=self._missing, **bound)
+        self._counts, self._ahead, self._missing, self._told_at = Counter(), 0, 0, self._clock()
 
     def scaled(self, settings: Sequence[Settings]) -> list[Settings]:
         """The groups' settings, with learning rates for an update as stale as the last one was."""
