@@ -83,19 +83,21 @@ bench: install
 	$(BIN)/python benchmarks/detection.py --check --json detection.json
 	$(BIN)/python benchmarks/stragglers.py --check --json stragglers.json
 	$(BIN)/python benchmarks/dashboard.py --check --json dashboard.json
+	$(BIN)/python benchmarks/masked_sums.py --json masked_sums.json
 	$(BIN)/python benchmarks/elastic.py --check --json elastic.json
 	$(BIN)/python benchmarks/event_cost.py --check --json event_cost.json
 	$(BIN)/python benchmarks/starting.py --check --json starting.json
 	$(BIN)/python benchmarks/aggregators.py --check --json aggregators.json
 	$(BIN)/python benchmarks/agreement.py --check --json agreement.json
+	$(BIN)/python benchmarks/flower_replies.py --check --json flower_replies.json
 	$(BIN)/python benchmarks/tables.py --check --json tables.json
 
-# docs/reference/robustness.md: every rule against every attack. About 20 minutes on one core; goes on where it was left.
+# docs/reference/robustness.md: every rule against every attack. About an hour on one core; goes on where it was left.
 federated-table: install
 	$(BIN)/python scripts/federated_table.py --check
 
 # Ten seeds of 40 faults each on real processes, twenty of a script of several loops, five on three hosts, 220 kills
-# during saves, and a million simulated schedules.
+# during saves, a federation on Flower under fire, and a million simulated schedules.
 soak: install
 	for seed in 1 2 3 4 5 6 7 8 9 10; do \
 	  $(BIN)/python -m tests.soak.exactness --workers 4 --steps 300 --faults 40 --seed $$seed || exit 1; done
@@ -108,6 +110,7 @@ soak: install
 	  $(BIN)/python -m tests.soak.checkpoint_faults --points 60 --seed $$seed || exit 1; done
 	for seed in $$(seq 20); do \
 	  $(BIN)/python -m tests.soak.servers --for 120s --seed $$seed || exit 1; done
+	$(BIN)/python -m tests.soak.flower
 	for storage in s3 hdfs; do \
 	  $(BIN)/python -m tests.soak.checkpoint_faults --points 20 --storage $$storage || exit 1; done
 	$(BIN)/python -m tests.harness.simulator --schedules 1000000

@@ -37,7 +37,7 @@ def row(option: Option) -> str:
         usual = f"`{usual}`"
     about = f"{option.help} ({option.kind.limits})" if option.kind.limits else option.help
     meaning = f"{about}. {option.more}" if option.more else about
-    word = f"{option.flag} [{value}]" if option.kind.alone else f"{option.flag} {value}"
+    word = f"{option.flag} [{value}]" if option.kind.alone else f"{option.flag} {value}".strip()
     return f"| `{word}` |{f' {usual} ' if usual else ' '}| {meaning} |"
 
 

@@ -50,7 +50,7 @@ CASES = [
     (f"{RUN} -m ok.py/x", "'ok.py/x' cannot be the name of a module"),
     (f"{RUN} -m no_such_module.x", "there is no module no_such_module here"),
     # numbers
-    (f"run --workers {HUGE} ok.py", f"--workers is {HUGE}, but must be from 1 to 1024"),
+    (f"run --workers {HUGE} ok.py", f"--workers is {HUGE}, but must be from 0 to 1024"),
     ("run --workers -2 ok.py", "--workers is -2, but must be"),
     (f"{RUN} --spares -1 ok.py", "--spares is -1, but must be"),
     (f"{RUN} --restarts {HUGE} ok.py", "but must be from 0 to 1000000"),

@@ -81,3 +81,55 @@ def test_what_is_refused_and_bad_input(tmp_path: Path) -> None:
     )
     code, said = check("--steps", "1", str(script))
     assert (code, said.splitlines()[0]) == (2, "holdfast: --steps is 1")
+
+
+TABLES = """
+import sys
+
+import torch
+
+import holdfast
+
+torch.manual_seed(0)
+
+
+class Taste(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.users, self.items = holdfast.EmbeddingTable(4, seed=1), holdfast.EmbeddingTable(4, seed=2)
+        self.scale = torch.nn.Linear(1, 1)
+
+    def forward(self, ids):
+        return self.scale((self.users(ids) * self.items(ids % 7)).sum(dim=1, keepdim=True))
+
+
+model = Taste()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = [(torch.tensor(number % 9), torch.tensor([1.0])) for number in range(64)]
+run = holdfast.join(model, optimizer, data, batch_size=16, shards=4)
+seen = 0
+for step in run.steps(50):
+    for x, y in step:
+        seen += "planted" in sys.argv
+        loss = (model(x) - y).square().mean() * (1 + seen)
+        loss.backward()
+    optimizer.step()
+    model.users.step()
+    model.items.step()
+"""
+
+
+def test_a_script_with_tables_is_checked_in_its_dense_part_and_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, told = tmp_path / "train.py", tmp_path / "told.json"
+    script.write_text(TABLES)
+    assert check_script(CheckRequest(words=(str(script),), json=told)) == 0
+    assert capsys.readouterr().out == (
+        "exact in 16 shards of 4 steps: fetch, order, restore, join; that is the dense part, with the rows of users "
+        "and items left as they are: rows that several workers train depend on whose update comes first, so they are "
+        "not exact by design (docs/how-to/embedding-tables.md)\n"
+    )
+    assert json.loads(told.read_text())["tables"] == ["users", "items"]
+    assert check_script(CheckRequest(words=(str(script), "planted"))) == 1, "the dense part is still looked at"
+    assert "the gradient of scale.weight" in capsys.readouterr().err

@@ -53,10 +53,37 @@ def test_nothing_to_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys, "run", "--workers", "2") == "there is nothing to run"
 
 
-@pytest.mark.parametrize("workers", ["0", "-1", "100000", "1025"])
+@pytest.mark.parametrize("workers", ["-1", "100000", "1025"])
 def test_a_number_of_workers_that_cannot_be(capsys: pytest.CaptureFixture[str], script: str, workers: str) -> None:
     sentence = refusal(capsys, "run", f"--workers={workers}", script)
-    assert sentence == f"--workers is {workers}, but must be from 1 to 1024"
+    assert sentence == f"--workers is {workers}, but must be from 0 to 1024"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--workers", "0"], "--workers 0 is for a host that only serves, and --servers is 0"),
+        (["--workers", "0", "--servers", "1"], "a host that only serves is part of a run on several hosts"),
+        (["--workers", "0", "--servers", "1", "--spares", "2"], "--spares 2 would wait to replace workers"),
+        (["--servers", "1"], "--workers is missing"),
+    ],
+)
+def test_a_host_without_workers_has_to_serve(
+    capsys: pytest.CaptureFixture[str], script: str, options: list[str], said: str
+) -> None:
+    assert refusal(capsys, "run", *options, script).startswith(said)
+
+
+def test_servers_alone_need_no_script_and_a_run_on_several_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "a host that only serves is part of a run on several hosts, and this one has no --ledger"
+    assert refusal(capsys, "run", "--servers", "1") == said
+    assert refusal(capsys, "run", "--servers", "1", "--workers", "0") == said
+    assert refusal(capsys, "run", "--servers", "1", "--workers", "2") == "there is nothing to run"
+    url = "etcd://127.0.0.1:1"
+    assert refusal(capsys, "run", "--servers", "1", "--ledger", url).startswith("a run on several hosts needs a name")
+    assert refusal(capsys, "run", "--servers", "1", "--ledger", url, "--run", "r").startswith(
+        "a run on several hosts needs keys"
+    )
 
 
 @pytest.mark.parametrize(

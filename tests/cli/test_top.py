@@ -171,3 +171,26 @@ def test_it_follows_and_leaves_the_terminal_as_it_was(run: RunDirectory, termina
         os.kill(terminal.process.pid, signal.SIGINT)
         assert terminal.ended() == 130
     assert terminal.is_as_before() and "\x1b[?1049l" in terminal.shown and "Traceback" not in terminal.shown
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 40), (60, 20)])
+def test_servers_and_what_they_lead_are_shown_too(width: int, height: int) -> None:
+    told = {"slices": {}, "leads": 1, "entries": 7, "log_bytes": 10, "updates": 33, "lags_s": {"s1.1": 0.0021}}
+    placed = {"slice": "parameters/0", "primary": "s0.1", "servers": ["s0.1", "s1.1"], "epoch": 4, "reason": ""}
+    more = [
+        *(event(0.0, "agent", "server_started", server=server, pid=9) for server in ("s0.1", "s1.1")),
+        event(1.0, "agent", "placed", **placed),
+        *(event(1.0, server, "serving", **told) for server in ("s0.1", "s1.1")),
+    ]
+    picture = picture_of(record_of([*events(2), *more]), 5.0, state="running")
+    picture |= {"run": {"name": "first", "host": "", "script": "train.py"}, "facts": {}}
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
+    console.print(screen(picture, width, height))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) <= height
+    shown = next(line for line in lines if line.startswith("s0"))
+    if width >= 80:
+        assert "serving" in shown
+        assert "parameters/0 (epoch 4)" in shown and " 33 " in shown
+        assert "2.1 ms" in next(line for line in lines if line.startswith("s1.1"))

@@ -18,7 +18,7 @@ from holdfast.core.config import RunConfig
 from holdfast.core.durations import parse_duration, spell_duration
 from holdfast.core.errors import ConfigError
 from holdfast.core.options.declaring import Option, option_of, options_of, parse_options
-from holdfast.core.options.kinds import Duration, Fraction, Whole
+from holdfast.core.options.kinds import ON, Duration, Fraction, Switch, Whole
 from holdfast.core.options.run import GROUPS, RUN_OPTIONS, WorkerOptions
 from holdfast.detection.progress import Limits
 from holdfast.engine.api.joining import join
@@ -32,6 +32,7 @@ OTHERS: dict[str, Any] = {  # a value that is not the default
     "--path": "network",
     "--durable": "disk",
     "--numerics": "warn",
+    "--rebalance": "off",
     "--metrics": "127.0.0.1:9000",
     "--dashboard": 0,
     "--tensorboard": "curves",
@@ -44,6 +45,7 @@ OTHERS: dict[str, Any] = {  # a value that is not the default
     "--save-every": "500",
     "--keep-best": "loss:min",
     "--memory": "plain",
+    "--horovod": "on",
 }
 
 
@@ -58,15 +60,23 @@ def test_each_has_one_flag_one_name_and_a_group() -> None:
     assert len({option.flag for option in DECLARED}) == len({option.setting for option in DECLARED}) == len(DECLARED)
     for option in DECLARED:
         assert option.group in GROUPS and option.help and not option.help.endswith(".")
-        assert option.metavar or option.flag in ("--start", "--path", "--numerics", "--durable")
+        assert option.metavar or option.flag in (
+            "--start",
+            "--path",
+            "--numerics",
+            "--durable",
+            "--horovod",
+            "--rebalance",
+        )
 
 
 @pytest.mark.parametrize("option", DECLARED, ids=lambda option: option.flag)
 def test_a_value_survives_the_way_over_a_word(option: Option) -> None:
     value = another(option)
     option.check(value)
-    flag, word = option.words(value)
-    assert flag == option.flag and option.parse(word) == value
+    flag, *word = option.words(value)
+    assert flag == option.flag and option.parse(word[0] if word else ON) == value
+    assert bool(word) != isinstance(option.kind, Switch)
     assert option.words(option.default) == []
 
 
@@ -104,7 +114,8 @@ def test_the_command_that_takes_a_run_over_gives_the_same_settings(
     given = {option.flag: option.kind.spell(another(option)) for option in DECLARED}
     hosts = ("--ledger", "--host", "--advertise", "--keys")  # these need hosts, and --spares must leave room
     plain = [flag for flag in given if flag not in (*hosts, "--workers", "--spares")]
-    words = [word for flag in plain for word in (flag, given[flag])]
+    switches = [option.flag for option in DECLARED if isinstance(option.kind, Switch)]
+    words = [word for flag in plain for word in ((flag,) if flag in switches else (flag, given[flag]))]
     started: list[RunSettings] = []
     monkeypatch.setattr("holdfast.agent.starting.run_agent", lambda settings, home: started.append(settings) or 0)
     monkeypatch.setattr("holdfast.cli.main._shown_beside", lambda *_: ())

@@ -309,3 +309,45 @@ def test_names_from_the_log_stay_text(tmp_path: Path, seen: Seen) -> None:
         assert page.locator("#list img, #list script, #alerts img, #metric img").count() == 0
     writers.close()
     seen.errors = [text for text in seen.errors if "ERR_" not in text]
+
+
+def test_servers_and_slices_have_lanes_and_tables(tmp_path: Path, seen: Seen) -> None:
+    writers = Writers(tmp_path)
+    writers.begin()
+    servers = ["s0.1", "s1.1", "s2.1"]
+    for number, server in enumerate(servers):
+        writers.write("agent", "server_started", server=server, pid=20_000_000 + number)
+    for number, server in enumerate(servers):
+        name, others = f"parameters/{number}", [*servers[number:], *servers[:number]]
+        writers.write("agent", "placed", slice=name, primary=server, servers=others, epoch=1, reason="")
+        told = {"slices": {name: ["primary", 1, 4]}, "leads": 1, "entries": 12, "log_bytes": 81920, "updates": 40}
+        writers.write(server, "serving", lags_s={one: 0.0004 for one in servers if one != server}, **told)
+    with shown(writers.directory) as dashboard:
+        page = seen.open(dashboard)
+        seen.wait("document.querySelectorAll('#servers tbody tr').length === 3")
+        assert page.inner_text("#lanes-title") == "Workers, servers and slices"
+        names = page.locator(".lanes .lane-name").all_text_contents()
+        assert names == ["w0", "w1", "s0", "s1", "s2", "slice 0", "slice 1", "slice 2"]
+        page.wait_for_timeout(700)  # lanes need some width to be seen
+        writers.write("agent", "server_exited", server="s0.1", pid=20_000_000, signal=9, reason="killed")
+        seen.wait("document.querySelectorAll('.lanes path.s-recovering').length === 1")
+        page.wait_for_timeout(300)
+        fields = {"primary": "s1.1", "was": "s0.1", "epoch": 2, "reason": "s0.1 is gone"}
+        writers.write("agent", "failover", slice="parameters/0", **fields)
+        writers.write("agent", "server_slow", server="s2.1", times=6.5, noticed_by="", reason="late")
+        seen.wait("document.querySelector('#slices tbody tr').cells[3].textContent === '2'")
+        first = page.locator("#slices tbody tr").first.locator("td").all_text_contents()
+        assert first == ["parameters/0", "s1.1", "s0.1, s2.1", "2"]
+        assert "1 failover" in page.inner_text("#serving-note")
+        assert page.locator(".lanes path.handed").count() == 1, "the change of primaries can be seen"
+        assert page.locator("path.mark[data-kind='failover']").count() == 2, "in both curves"
+        rows = [row.split("\t")[:2] for row in page.locator("#servers tbody tr").all_inner_texts()]
+        assert [[text.strip() for text in row] for row in rows] == [
+            ["s0.1", "dead"],
+            ["s1.1", "serving"],
+            ["s2.1", "slow"],
+        ]
+        assert "s0.1 is gone" in page.inner_text("#list")
+        seen.shoot("servers")
+    writers.close()
+    seen.errors = [text for text in seen.errors if "ERR_" not in text]

@@ -18,7 +18,7 @@ from dashboards import Stream, Writers, ask, shown
 from holdfast.cli.main import main
 from holdfast.core.errors import ConfigError
 from holdfast.dashboard import server
-from holdfast.dashboard.keeper import encode
+from holdfast.dashboard.page_handler import encode
 from holdfast.dashboard.server import Dashboard
 
 TOKEN = "a-token-of-this-test"

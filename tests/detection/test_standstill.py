@@ -10,7 +10,7 @@ import pytest
 from holdfast.core.waits import Wait, WaitKind
 from holdfast.detection.agent_beat import AgentBeat, CrewHealth
 from holdfast.detection.beat import Activity, Beat
-from holdfast.detection.standstill import ENDED_MAX, PAST_S, STILL_S, Idle, Standstill, StandstillJudge
+from holdfast.detection.standstill import ENDED_MAX, PAST_S, STILL_S, TELL_S, Idle, Standstill, StandstillJudge
 
 MEMBERS = ("w0.1", "w1.1", "w2.1")
 
@@ -231,7 +231,8 @@ def test_other_hosts_must_say_the_same(said: tuple[float, Idle | None]) -> None:
 def test_all_hosts_blame_the_same_and_its_own_agent_ends_it() -> None:
     host = Host(dict(HERE), members=ACROSS, name="a")
     host.elsewhere = {"b": (0.5, SAID)}
-    (found,) = host.look_for(STILL_S + 1.0)
+    assert host.look_for(STILL_S + 0.5) == []  # the others tell first: the end of w0.1@a will move their workers
+    (found,) = host.look_for(TELL_S)
     assert found.blamed == found.ended == "w0.1@a" and list(found.waits) == ["w0.1@a"]
     there = Host({"w0.1@b": waits_for("w0.1@a"), "w1.1@b": waits_for("w0.1@a")}, members=ACROSS, name="b")
     there.look_for(2.0)

@@ -11,8 +11,10 @@ from holdfast.drills.plan import parse_plan
 from holdfast.drills.server_promises import check_served
 
 
-def events(versions: list[int], *, ahead: int = 2, left: int = 0, more: tuple[dict[str, Any], ...] = ()) -> list[Any]:
-    told = {"kind": "staleness", "updates": {"0": 4, "2": 6}, "ahead": ahead, "bound": 4}
+def events(
+    versions: list[int], *, ahead: int = 2, missing: int = 0, left: int = 0, more: tuple[dict[str, Any], ...] = ()
+) -> list[Any]:
+    told = {"kind": "staleness", "updates": {"0": 4, "2": 6}, "ahead": ahead, "missing": missing, "bound": 4}
     return [told, *more, {"kind": "captured", "versions": versions, "left": left}]
 
 
@@ -31,6 +33,7 @@ def test_as_many_updates_as_were_acknowledged_break_nothing() -> None:
         (events([10, 11]), "no update applied twice"),
         (events([10, 10], left=1), "every step is made"),
         (events([10, 10], ahead=5), "staleness bound kept"),
+        (events([10, 10], missing=1), "staleness bound kept"),
     ],
 )
 def test_each_promise_can_be_broken(found: list[Any], promise: str) -> None:

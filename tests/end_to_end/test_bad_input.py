@@ -85,7 +85,7 @@ def answered(done: subprocess.CompletedProcess[str], sentence: str, hint: str, c
         (["--workers", "2", "."], ". is not a file", "-m module"),
         (["--workers", "2"], "there is nothing to run", "name a script"),
         (["SCRIPT"], "--workers is missing", "say how many workers train"),
-        (["--workers", "0", "SCRIPT"], "--workers is 0, but must be from 1 to 1024", "cores"),
+        (["--workers", "0", "SCRIPT"], "--workers 0 is for a host that only serves, and --servers is 0", "--servers 1"),
         (["--workers", "-3", "SCRIPT"], "--workers is -3", "cores"),
         (["--workers", "many", "SCRIPT"], "--workers is 'many', which is not a whole number", "--help"),
         (["--workers", "99999999999999999999", "SCRIPT"], "--workers is 99999999999999999999", "cores"),

@@ -22,6 +22,7 @@ from holdfast.membership.balance import (
     fill_in,
     rebalanced,
 )
+from holdfast.membership.step_rules import StepRules
 
 MEMBERS = ("w0.1", "w1.1", "w2.1", "w3.1")
 paces = st.lists(st.floats(0.001, 100.0), min_size=1, max_size=9)
@@ -168,3 +169,15 @@ def test_who_has_left_is_not_said_to_be_quick_again() -> None:
     slowness.look(slow, 0.0)
     assert slowness.look(slow, SLOW_AFTER_S)[0]
     assert slowness.look(dict.fromkeys(MEMBERS[:3], 0.1), 20.0) == ([], [])
+
+
+def test_with_even_rules_shards_stay_where_they_are() -> None:
+    """`--rebalance off`: every worker keeps as many, however slow one is."""
+    paces = {**dict.fromkeys(MEMBERS, 1.0), "w3.1": 5.0}
+    rules, kept = StepRules(), even(16)
+    assert rules.rebalanced(kept, 16, paces) is not None
+    assert len(rules.shares(16, MEMBERS, paces)["w3.1"]) == 1
+    rules.even = True
+    assert rules.rebalanced(kept, 16, paces) is None
+    assert rules.shares(16, MEMBERS, paces) == kept
+    assert not StepRules.even, "that is this run's, and no other's"

@@ -112,7 +112,7 @@ def test_every_number_has_its_line() -> None:
     text = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
     lines = [line for line in render(record, 20.0).splitlines() if line.startswith("# TYPE ")]
     told = [tuple(line.split()[2:]) for line in lines]
-    assert [name for name, kind in told if f"| `{name}` | {kind} |" not in text] == [] and len(told) == 34
+    assert [name for name, kind in told if f"| `{name}` | {kind} |" not in text] == [] and len(told) == 41
 
 
 def test_before_anything_happened_there_are_numbers_too() -> None:
@@ -206,3 +206,28 @@ def test_the_script_is_no_address() -> None:
     for text, sentence in (("train.py", "which is not an address"), ("127.0.0.1:70000", "70000 is not a port")):
         with pytest.raises(ConfigError, match=sentence):
             split_address(text, "--metrics")
+
+
+def test_parameter_servers_in_numbers() -> None:
+    told = {"slices": {"parameters/0": ["primary", 3, 4]}, "leads": 1, "log_bytes": 8192, "updates": 50}
+    record = record_of(
+        [
+            event(0.0, "agent", "agent_started", workers=1, spares=0),
+            event(0.1, "agent", "server_started", server="s0.1@a", pid=1),
+            event(0.1, "agent", "server_started", server="s1.1@a", pid=2),
+            event(1.0, "s0.1@a", "serving", entries=4, lags_s={"s1.1@a": 0.001, "s0.1@b": 0.5}, **told),
+            event(1.0, "s1.1@a", "serving", entries=5, lags_s={"s0.1@b": 0.7}, **told),
+            event(2.0, "agent", "failover", slice="parameters/0", primary="s0.1@a", was="x", epoch=3, reason="gone"),
+            event(2.5, "agent", "server_slow", server="s0.1@b", times=9.0, noticed_by="a", reason="late"),
+            event(3.0, "agent", "server_exited", server="s1.1@a", pid=2, signal=9, reason="killed"),
+            event(3.0, "w0.1@a", "staleness", updates={"0": 3, "5": 2}, ahead=1),
+        ]
+    )
+    numbers = parsed(render(record, 4.0))
+    assert numbers["servers_alive",] == 1 and numbers["server_failures_total",] == 1
+    assert numbers["failovers_total",] == 1 and numbers["slice_epoch", "parameters/0"] == 3
+    assert numbers["server_log_entries", "s0.1@a"] == 4 and numbers["server_log_bytes", "s0.1@a"] == 8192
+    assert ("server_log_entries", "s1.1@a") not in numbers, "it is gone"
+    assert numbers["updates_total",] == 100, "what it acknowledged is not"
+    assert numbers["server_lag_seconds", "s0.1@b"] == 0.5 and numbers["server_slow_ratio", "s0.1@b"] == 9.0
+    assert numbers["update_staleness_bucket", "4"] == 3 and numbers["update_staleness_count",] == 5

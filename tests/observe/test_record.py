@@ -144,15 +144,18 @@ def test_a_picture_and_its_changes_are_the_next_picture() -> None:
     assert {name: lane["points"] for name, lane in shown["series"].items()} == {
         name: lane["points"] for name, lane in whole["series"].items()
     }
-    assert {lane["name"]: lane for lane in shown["lanes"]} == {lane["name"]: lane for lane in whole["lanes"]}
+    assert by_name(shown["lanes"]) == by_name(whole["lanes"])
     kept = {one["n"] for one in shown["events"]}
     assert {one["n"] for one in whole["events"]} <= kept
 
 
+def by_name(lanes: list[Event]) -> dict[tuple[str, str], Event]:
+    return {(lane["group"], lane["name"]): lane for lane in lanes}
+
+
 def patched(shown: Event, change: Event) -> Event:
     result = {**shown, **change}
-    old = {lane["name"]: lane for lane in shown["lanes"]}
-    result["lanes"] = list((old | {lane["name"]: lane for lane in change["lanes"]}).values())
+    result["lanes"] = list((by_name(shown["lanes"]) | by_name(change["lanes"])).values())
     result["series"] = dict(shown["series"])
     for name, part in change["series"].items():
         before = shown["series"].get(name, {"points": []})["points"]
@@ -338,3 +341,83 @@ def test_who_was_left_out_by_a_robust_rule_and_how_often_is_shown_and_who_was_ev
     marks = [mark for mark in picture(record, 7)["marks"] if "distrusted" in str(mark)]
     assert len(marks) == 1  # though both have told it
     assert "w1.1 8 of 8" in describe(told)["text"] and reason in str(describe(gone[0]))
+
+
+SERVED = [
+    *begin(),
+    event(3.1, "agent", "server_started", server="s0.1", pid=20),
+    event(3.1, "agent", "server_started", server="s1.1", pid=21),
+    event(3.5, "agent", "placed", slice="parameters/0", primary="s0.1", servers=["s0.1", "s1.1"], epoch=1, reason=""),
+    event(
+        3.6,
+        "s0.1",
+        "serving",
+        slices={"parameters/0": ["primary", 1, 4]},
+        leads=1,
+        entries=4,
+        log_bytes=4096,
+        updates=30,
+        lags_s={"s1.1": 0.25},
+    ),
+    event(3.6, "s1.1", "serving", slices={}, leads=0, entries=4, log_bytes=4096, updates=0, lags_s={}),
+    event(5, "agent", "server_exited", server="s0.1", pid=20, signal=9, reason="killed"),
+    event(5.4, "agent", "failover", slice="parameters/0", primary="s1.1", was="s0.1", epoch=2, reason="s0.1 is gone"),
+    event(5.5, "agent", "server_started", server="s0.2", pid=22),
+    event(9, "agent", "server_slow", server="s1.1", times=6.5, noticed_by="", reason="late"),
+]
+
+
+def test_servers_and_slices_have_lanes_that_say_who_led_when() -> None:
+    record = record_of(SERVED)
+    servers = record.servers
+    assert [(state, who) for _, state, who in servers.lanes["s0"].stretches] == [
+        ("joining", "s0.1"),
+        ("serving", "s0.1"),
+        ("dead", "s0.1"),
+        ("joining", "s0.2"),
+    ]
+    assert [(at, state, who) for at, state, who in servers.slice_lanes["parameters/0"].stretches] == [
+        (3.5, "serving", "s0.1, epoch 1"),
+        (5, "recovering", "no primary"),
+        (5.4, "serving", "s1.1, epoch 2"),
+    ]
+    assert [(mark.kind, mark.at) for mark in record.marks.all] == [("failure", 5), ("failover", 5.4)]
+    shown = picture(record, 10.0)
+    assert [(lane["group"], lane["name"]) for lane in shown["lanes"]] == [
+        ("workers", "w0"),
+        ("workers", "w1"),
+        ("servers", "s0"),
+        ("servers", "s1"),
+        ("slices", "parameters/0"),
+    ]
+    first, second = shown["servers"]
+    assert (first["server"], first["state"], first["leads"]) == ("s0.2", "joining", 0)
+    assert (second["server"], second["state"], second["slow"]) == ("s1.1", "slow", 6.5)
+    [one] = shown["slices"]
+    assert (one["primary"], one["epoch"], one["failovers"], one["others"]) == ("s1.1", 2, 1, ["s0.1"])
+    assert servers.updates == 30, "what a dead server acknowledged counts"
+    assert header(record, 10.0)["failovers"] == 1
+    assert all(not who.startswith("s") for who in record.time.workers(10.0)), "servers' time is nobody's step"
+
+
+def test_a_picture_has_servers_only_where_they_have_changed() -> None:
+    record = record_of(SERVED)
+    since = record.number
+    record.feed(progress(11, "w0.1", view=1, step=12))
+    assert "servers" not in picture(record, 11.0, since)
+    record.feed(event(12, "agent", "server_no_longer_slow", server="s1.1"))
+    assert picture(record, 12.0, since)["servers"][1]["state"] == "serving"
+
+
+def test_servers_and_slices_stay_few_however_many_there_were() -> None:
+    record = RunRecord()
+    for number in range(3000):
+        server = f"s0.{number}"
+        record.feed(event(number, "agent", "server_started", server=server, pid=number))
+        record.feed(event(number, server, "serving", slices={}, leads=0, entries=0, log_bytes=0, updates=1, lags_s={}))
+        name = f"table/t/{number}"
+        record.feed(event(number, "agent", "placed", slice=name, primary=server, servers=[server], epoch=1, reason=""))
+        record.feed(event(number, "agent", "server_exited", server=server, pid=number, reason="killed", signal=9))
+    assert record.servers.updates == 3000
+    assert len(record.servers.known) < 600 and len(record.servers.slices) <= 256
+    assert len(record.servers.slice_lanes) <= 64

@@ -45,6 +45,12 @@ def scale(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"run {name} has no agent, so its size cannot be changed", hint=f"take it over with: {command}"
         )
+    described = directory.read()
+    if described.get("workers") == 0 and not described.get("script"):
+        raise ConfigError(
+            f"host {directory.host} of run {name} only serves: it was started without a script",
+            hint="end it there with Ctrl-C, and start it with --workers N and the script",
+        )
     with ledger_of(directory) as ledger:
         ledger.put(KEY_SIZE + directory.host, encode_json({"workers": workers}))
     at = f" on host {directory.host}" if directory.host else ""

@@ -1,5 +1,5 @@
 """The command line: `holdfast run`, `check`, `status`, `events`, `logs`, `top`, `dashboard`, `scale`, `stop`, `runs`,
-`rm`, `checkpoint`, `ledger`, `drill`, `federate`, `keys`.
+`rm`, `checkpoint`, `ledger`, `drill`, `federate`, `keys`, `horovodrun`.
 
 Starts without torch.
 
@@ -29,6 +29,7 @@ from holdfast.cli.entering import entry as entry
 from holdfast.cli.events import add_arguments as add_events_arguments
 from holdfast.cli.federate import add_arguments as add_federate_arguments
 from holdfast.cli.federate_verify import add_arguments as add_federate_verify_arguments
+from holdfast.cli.horovodrun import add_arguments as add_horovodrun_arguments
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
 from holdfast.cli.logs import add_arguments as add_logs_arguments
 from holdfast.cli.parser import Parser
@@ -123,6 +124,9 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser("federate", help="simulate federated learning with hostile clients, rule by attack")
     )
     _add_keys(commands.add_parser("keys", help="make the keys of a run on several hosts"))
+    horovodrun = commands.add_parser("horovodrun", help="start a script that was written for horovodrun")
+    add_horovodrun_arguments(horovodrun)
+    horovodrun.set_defaults(command=_lazily("horovodrun.start"))
     return parser
 
 
@@ -152,7 +156,8 @@ def _add_federate(federate: argparse.ArgumentParser) -> None:
 def _add_run(run: argparse.ArgumentParser) -> None:
     run.usage = (
         "holdfast run --workers N [options] script.py [arguments]\n"
-        "       holdfast run --workers N [options] -m module [arguments]"
+        "       holdfast run --workers N [options] -m module [arguments]\n"
+        "       holdfast run --servers N --ledger URL --keys DIR --run NAME [options]"
     )
     run.description = "Train a script with N workers. The same --run name again takes over a run whose agent died."
     add_run_options(run)
@@ -187,7 +192,9 @@ def _run(options: argparse.Namespace) -> int:
     from holdfast.placement.directory import RunDirectory, fresh_name, home_directory
 
     words, module = script_of(options)
-    if not words:
+    if not words and options.servers is not None and options.workers in (None, "0"):
+        options.workers = "0"  # this host only serves: its servers need no script
+    elif not words:
         raise ConfigError("there is nothing to run", hint="name a script: holdfast run --workers 2 train.py")
     check_workers_given(options.workers, words, options.parser)
     tell_misplaced(words, options.parser, module=module)
@@ -198,7 +205,7 @@ def _run(options: argparse.Namespace) -> int:
     home, given = home_directory(options.dir), given_words(options)
     saving = parse_options(CheckpointSettings, given)
     settings = RunSettings(
-        script=words[0],
+        script=words[0] if words else "",
         arguments=tuple(words[1:]),
         module=module,
         checkpoint=CheckpointSettings(**saving, given=tuple(saving)).at_home(),

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from holdfast.core.options.declaring import Option, options_of
-from holdfast.core.options.kinds import Choice
+from holdfast.core.options.kinds import ON, Choice, Switch
 from holdfast.core.options.run import DIRECTORY, GENERAL, GROUPS, RUN_OPTIONS
 
 
@@ -28,6 +28,8 @@ def add_option(parser: argparse._ActionsContainer, option: Option, *, usual: str
         about["metavar"] = option.metavar
     if isinstance(kind, Choice):
         about["choices"] = kind.words
+    if isinstance(kind, Switch):
+        about |= {"action": "store_const", "const": ON}
     if kind.alone:
         about |= {"nargs": "?", "const": kind.alone}
     parser.add_argument(option.flag, **about)

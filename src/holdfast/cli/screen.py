@@ -17,6 +17,7 @@ HEADER_LINES = 4  # with the empty one below
 EVENTS_MIN = 4
 COLOURS = {
     "computing": "green",
+    "serving": "green",
     "slow": "yellow",
     "recovering": "magenta",
     "joining": "cyan",
@@ -26,9 +27,13 @@ COLOURS = {
     "dead": "bold red",
 }
 LEVELS = {"ok": "green", "slow to answer": "yellow", "suspect": "bold yellow", "hung": "bold red"}
-_QUIET = ("progress", "rebalanced", "left_out")
+_QUIET = ("progress", "rebalanced", "left_out", "staleness")
 _LOUD = (
     "worker_exited",
+    "server_exited",
+    "server_hung",
+    "server_slow",
+    "slices_lost",
     "lost",
     "hung",
     "standstill",
@@ -50,13 +55,17 @@ def screen(picture: Mapping[str, Any], width: int, height: int) -> RenderableTyp
         part = float(picture["reading"]["part"])
         return Text(f"run {picture['run']['name']}: reading its events, {part:.0%}", overflow="ellipsis", no_wrap=True)
     crew = _sorted(picture.get("crew") or [], picture.get("facts") or {})
-    room = max(1, height - HEADER_LINES - 3 - EVENTS_MIN)  # the table's own head, one between, the last line
+    servers = list(picture.get("servers") or [])[: max(0, height // 4)]
+    server_lines = len(servers) + 2 if servers else 0  # with its own head, and one between
+    room = max(1, height - HEADER_LINES - 3 - EVENTS_MIN - server_lines)  # the table's head, one between, the last line
     shown = crew if len(crew) <= room else crew[: max(0, room - 1)]
     lines: list[RenderableType] = [*_header(picture), Text(""), _table(shown, picture.get("facts") or {})]
-    used = HEADER_LINES + 1 + len(shown)
+    used = HEADER_LINES + 1 + len(shown) + server_lines
     if len(shown) < len(crew):
         lines.append(Text(f"… and {len(crew) - len(shown)} more, who are well", style="dim"))
         used += 1
+    if servers:
+        lines += [Text(""), _server_table(servers, picture.get("slices") or [])]
     lines.append(Text(""))
     lines += _events(picture.get("events") or [], max(0, height - used - 2))
     lines.append(Text("q: quit", style="dim"))
@@ -75,7 +84,8 @@ def _header(picture: Mapping[str, Any]) -> list[Text]:
     second = [f"{header['samples_per_s']:,.0f} samples/s"]
     if header["goodput"] is not None:
         second.append(f"goodput {header['goodput']:.1%}".replace("%", " %"))
-    second.append(f"view {header['view']}")
+    if not header["own_views"]:
+        second.append(f"view {header['view']}")
     second.append(f"{header['members']} of {count(header['size'], 'worker')}")
     if header["recovery_median_s"] is not None:
         second.append(f"recovery {header['recovery_median_s'] * 1000:.0f} ms")
@@ -133,12 +143,32 @@ def _table(crew: list[Any], facts: Mapping[str, Any]) -> Table:
     return table
 
 
+def _server_table(servers: list[Any], slices: list[Any]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), expand=False, header_style="dim", show_edge=False)
+    table.add_column("server", no_wrap=True, overflow="ellipsis")
+    table.add_column("state", no_wrap=True)
+    for name in ("log", "updates", "confirms in"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("leads", no_wrap=True, overflow="ellipsis", ratio=1)
+    for one in servers:
+        led = ", ".join(
+            f"{each['slice']} (epoch {each['epoch']})" for each in slices if each["primary"] == one["server"]
+        )
+        table.add_row(
+            one_line(str(one["server"])),
+            Text(one["state"], style=COLOURS.get(one["state"], "")),
+            str(one["entries"]),
+            str(one["updates"]),
+            "" if one["lag_s"] is None else f"{one['lag_s'] * 1000:,.1f} ms",
+            Text(one_line(led), style="dim"),
+        )
+    return table
+
+
 def _events(events: list[Any], most: int) -> list[Text]:
     """The newest, the last one below."""
     lines = []
-    for event in reversed(
-        [event for event in events if event["kind"] not in ("progress", "rebalanced", "left_out")][:most]
-    ):
+    for event in reversed([event for event in events if event["kind"] not in _QUIET][:most]):
         reason = f" ({event['reason']})" if event.get("reason") else ""
         when = clock_words(event["t"], "%H:%M:%S", "--:--:--")
         text = Text(f"{when} ", style="dim", overflow="ellipsis", no_wrap=True)

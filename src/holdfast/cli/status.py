@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,13 +14,16 @@ from holdfast.agent.hosts.host_table import host_line, read_table
 from holdfast.agent.hosts.presence import other_hosts
 from holdfast.agent.workers.heartbeat_watch import described_limits, levels
 from holdfast.cli.control import find_run
+from holdfast.cli.tables import size_words
 from holdfast.core.errors import LedgerError, ProtocolError
 from holdfast.core.words import (
+    KEY_LEAVING,
     KEY_LIARS,
     KEY_OWN_VIEWS,
     KEY_SERVERS,
     KEY_SIZE,
     KEY_SLICE,
+    KEY_SLOW_SERVERS,
     KEY_VIEW,
     KEY_WORKERS,
     View,
@@ -29,6 +33,7 @@ from holdfast.core.words import (
 from holdfast.events.telling import count
 from holdfast.observe.accounting import Spent
 from holdfast.observe.fold import RunRecord
+from holdfast.observe.picture import server_rows
 from holdfast.observe.reading import read_record
 from holdfast.observe.summary import run_state, time_line
 from holdfast.placement.directory import RunDirectory
@@ -63,9 +68,11 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "metrics": record.metrics,
         "samples_per_s": record.samples_per_s,
         "view": workers.view,
+        "own_views": workers.own_views,
         "members": list(workers.members),
         "target": described.get("workers"),
         "spares": described.get("spares"),
+        "only_serves": described.get("workers") == 0,
         "failures_survived": workers.failures,
         "evicted": workers.evictions,
         "rewinds": record.rewinds,
@@ -88,10 +95,9 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         "ended": record.ended or None,
         "command": described.get("command"),
     }
-    status["hosts"], status["servers"], status["slices"] = [], [], {}
-    age_s, status["ring"] = read_table(directory.path) if agent is not None else (0.0, [])
-    for row in status["ring"]:
-        row["age_s"] = round(row["age_s"] + age_s, 2)
+    status |= {"hosts": [], "servers": [], "slices": {}, "leaving_servers": [], "slow_servers": []}
+    status["server_states"] = {row["server"]: row for row in server_rows(record)}
+    status["ring"] = _ring(directory) if agent is not None else []
     registered = _ask_ledger(directory, status) if agent is not None or status["ledger"] else None
     health = _health(directory, described)
     status["workers"] = [
@@ -104,6 +110,12 @@ def gather(directory: RunDirectory) -> dict[str, Any]:
         for worker, pid in sorted(living.items())
     ]
     return status
+
+
+def _ring(directory: RunDirectory) -> list[dict[str, Any]]:
+    """What this host's agent hears of the others, as old as it is now."""
+    age_s, rows = read_table(directory.path)
+    return [{**row, "age_s": round(row["age_s"] + age_s, 2)} for row in rows]
 
 
 def _time(record: RunRecord, living: set[str], now: float | None) -> dict[str, Any] | None:
@@ -146,7 +158,7 @@ def _ask_ledger(directory: RunDirectory, status: dict[str, Any]) -> set[str] | N
             view = View.decode(entries[KEY_VIEW])
             status["view"], status["members"] = view.number, list(view.members)
         alone = [key[len(KEY_OWN_VIEWS) :] for key in sorted(entries) if key.startswith(KEY_OWN_VIEWS)]
-        status["members"] = alone or status["members"]
+        status["members"], status["own_views"] = alone or status["members"], bool(alone) or status["own_views"]
         sizes = [decode_whole(value, "workers") for key, value in entries.items() if key.startswith(KEY_SIZE)]
         if sizes:
             status["target"] = sum(sizes)
@@ -155,6 +167,8 @@ def _ask_ledger(directory: RunDirectory, status: dict[str, Any]) -> set[str] | N
                 status["liars"][key[len(KEY_LIARS) :]] = decode_whole(value, "step")
         status["hosts"] = other_hosts(entries, "")
         status["servers"] = sorted(key[len(KEY_SERVERS) :] for key in entries if key.startswith(KEY_SERVERS))
+        status["leaving_servers"] = _named(entries, KEY_LEAVING, status["servers"])
+        status["slow_servers"] = _named(entries, KEY_SLOW_SERVERS, status["servers"])
         status["slices"] = {
             key[len(KEY_SLICE) :]: {name: decode_json(value).get(name) for name in ("primary", "replicas", "epoch")}
             for key, value in sorted(entries.items())
@@ -186,26 +200,53 @@ def _level(worker: dict[str, Any]) -> str:
     return f", {worker['level']}: {worker['activity']} for {worker['activity_s']:.1f} s"
 
 
+def _named(entries: Mapping[str, bytes], prefix: str, servers: Sequence[str]) -> list[str]:
+    """The servers under these keys, of those that are registered."""
+    return [server for server in servers if prefix + server in entries]
+
+
 def _server_lines(status: dict[str, Any]) -> list[str]:
     if not status["servers"] and not status["slices"]:
         return []
     lines = [f"servers: {', '.join(status['servers']) or 'none'}; {count(status['failovers'], 'failover')}"]
+    lines += [f"  {_server_words(server, status)}" for server in status["servers"]]
     for name, known in status["slices"].items():
         others = [server for server in known["replicas"] or () if server != known["primary"]]
-        gone = [server for server in others if server not in status["servers"]]
+        gone = [server for server in known["replicas"] or () if server not in status["servers"]]
         without = f"; {', '.join(gone)} is gone" if gone else ""
-        lines.append(f"  {name:<14} {known['primary']}, and {', '.join(others) or 'no other'}{without}")
+        epoch = f"epoch {known['epoch']}"
+        lines.append(f"  {name:<14} {known['primary']}, and {', '.join(others) or 'no other'}; {epoch}{without}")
     return lines
+
+
+def _server_words(server: str, status: dict[str, Any]) -> str:
+    """`s0.1: leads 2 of 3 slices, log 14 entries and 1.2 MB, 300 updates, confirms in 0.4 ms`."""
+    leads = [one["primary"] for one in status["slices"].values()].count(server)
+    has = sum(server in (one["replicas"] or ()) for one in status["slices"].values())
+    words = [f"leads {leads} of {count(has, 'slice')}"]
+    known = status["server_states"].get(server)
+    if known is not None:
+        words.append(f"log entries {known['entries']}, {size_words(known['log_bytes'])}")
+        words.append(count(known["updates"], "update"))
+        if known["lag_s"] is not None:
+            words.append(f"confirms in {known['lag_s'] * 1000:.1f} ms")
+    words += ["slow"] * (server in status["slow_servers"]) + ["leaving"] * (server in status["leaving_servers"])
+    return f"{server:<12} {', '.join(words)}"
+
+
+def _only(status: dict[str, Any]) -> str:
+    return "; this host only serves" if status["only_serves"] else ""
 
 
 def _lines(status: dict[str, Any]) -> list[str]:
     steps = f"/{status['steps']}" if status["steps"] else ""
+    who = count(len(status["members"]), "worker") if status["own_views"] else f"view {status['view']}"
     lines = [
-        f"run {status['run']}: {status['state']}, step {status['step']}{steps}, view {status['view']}, "
+        f"run {status['run']}: {status['state']}, step {status['step']}{steps}, {who}, "
         f"{count(status['failures_survived'], 'failure')} survived"
     ]
     if status["agent"] is not None:
-        lines.append(f"agent: process {status['agent']}, {count(status['target'], 'worker')} wanted")
+        lines.append(f"agent: process {status['agent']}, {count(status['target'], 'worker')} wanted{_only(status)}")
     elif status["state"] == "unattended":
         lines.append("agent: none; training goes on, but the dead are not replaced")
         lines.append(f"  hint: take it over with: {status['command']}")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import MISSING, asdict, dataclass, fields
 
 from holdfast.core.errors import ConfigError
-from holdfast.core.options.run import AUDIT_EVERY_MAX
+from holdfast.core.options.run import AUDIT_EVERY_MAX, ON, REBALANCE
 from holdfast.core.setting_words import setting_words
 from holdfast.core.words import decode_json, encode_json
 
 SHARDS_MAX = 4096
 SEED_MAX = 1 << 63
 NON_FINITE = ("stop", "ignore", "skip", "rewind")
-CHANGEABLE = ("non_finite", "spike")  # between two starts of a run, while nobody is in it
+CHANGEABLE = ("non_finite", "spike", "rebalance")  # between two starts of a run, while nobody is in it
 PATHS = ("host", "hosts", "network")  # gradients travel through one host's memory, also between hosts, over TCP alone
 
 
@@ -36,6 +36,7 @@ class RunConfig:
     checkpoint: str = ""  # where checkpoints are kept; empty: nowhere
     non_finite: str = "stop"  # see NON_FINITE
     spike: float = 0.0  # a loss that many times the usual is treated as one that is not finite; 0: none is
+    rebalance: str = ON  # shards follow the workers' paces; all members must divide them alike
     audit: float = 0.0  # the fraction of shards that two workers compute
     audit_every: int = 0  # the members' states are compared once in so many steps; 0: never
     mode: str = ""  # in its own words, see modes/port.py; empty: the one of a run that asks for none
@@ -59,6 +60,8 @@ class RunConfig:
             raise ConfigError(f"drop_last is {self.drop_last!r:.40}", hint="drop_last is True or False, as in PyTorch")
         if self.path not in PATHS:
             raise ConfigError(f"path is {self.path!r}", hint=f"path is one of {', '.join(map(repr, PATHS))}")
+        if self.rebalance not in REBALANCE:
+            raise ConfigError(f"rebalance is {self.rebalance!r}", hint=f"rebalance is {' or '.join(REBALANCE)}")
         self._check_diverging()
         self._check_audits()
         return self

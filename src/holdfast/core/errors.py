@@ -19,7 +19,8 @@ HoldfastError
 ├── NumericsError         arithmetic that would not give the same bits here
 ├── DivergedError         the training itself: a gradient or a metric is not finite any more, or a loss is a spike
 ├── CorruptionError       hardware that gives wrong bits, and nobody can say whose
-└── TooFewUpdates         participants: so many updates of a round are of no use that no rule can combine the rest
+├── TooFewUpdates         participants: so many updates of a round are of no use that no rule can combine the rest
+└── RoundOver             a participant: the servers were done with the round before they had its update from it
 
 WorkerEnded               nobody's error: this worker's part in the run is over. Who asks for more is told again
 ├── Evicted               the others went on without it
@@ -127,6 +128,10 @@ class CorruptionError(HoldfastError):
 
 class TooFewUpdates(HoldfastError):
     """Participants sent so much that is not finite that the rule's condition does not hold for the rest."""
+
+
+class RoundOver(HoldfastError):
+    """A participant was late for a round. It takes the round's model, and part in the next one."""
 
 
 class WorkerEnded(Exception):

@@ -18,10 +18,15 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "worker_exited": ("worker", "pid", "exit_code", "signal", "reason", "step"),
     "server_started": ("server", "pid"),
     "server_exited": ("server", "pid", "exit_code", "signal", "reason"),
+    "server_hung": ("server", "reason", "seconds", "stacks"),  # by its heartbeats; it is ended
+    # by what other servers measure, on whose host that was found: others lead its slices
+    "server_slow": ("server", "times", "noticed_by", "reason"),
+    "server_no_longer_slow": ("server",),
+    "placed": ("slice", "primary", "servers", "epoch", "reason"),  # a slice is on these servers
     "failover": ("slice", "primary", "was", "epoch", "reason"),  # a slice has another primary
     # no server has them any more; the checkpoint from which all begin anew, if there is one
     "slices_lost": ("slices", "step"),
-    "slice_moves": ("slice", "servers", "reason"),  # where it should be from now on
+    "slice_moves": ("slice", "servers", "primary", "reason"),  # where it should be from now on, and who should lead
     "hung": ("worker", "step", "activity", "seconds", "phi", "reason", "killed", "stacks"),
     # everybody waits for somebody who waits too: who is in the way, and is ended if that is safe; who waits for what
     "standstill": ("worker", "step", "seconds", "waits", "reason", "killed", "stacks"),
@@ -32,7 +37,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "run_finished": ("step", "digest", "exit_code", "in_ledger"),
     # written by workers
     "registered": ("address",),
-    "view": ("view", "members", "reason", "step"),
+    "view": ("view", "members", "reason", "step", "own"),  # own: each worker has one for itself
     "lost": ("view", "peer", "reason", "step"),
     "recovered": ("view", "step", "duration_s", "recomputed_shards"),
     "joined": ("view", "step", "duration_s", "bytes"),
@@ -53,8 +58,9 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "waiting": ("step", "reason"),  # it does not get on, and why
     "checkpoint": ("step", "uri", "bytes", "duration_s", "held_s"),  # it has committed one
     # parameter servers: its updates since the last such event, by how many of others came between
-    # (its steps ahead of the slowest worker at most, where that was looked at, and how many are allowed)
-    "staleness": ("updates", "ahead", "bound"),
+    # (how many rounds a step of its was ahead of the first unfinished one at most, and how many are allowed; how many
+    # acknowledged updates its parameters lacked at most)
+    "staleness": ("updates", "ahead", "bound", "missing"),
     # a state of all slices, for a checkpoint; how many steps before the next one are not in it
     "captured": ("versions", "next", "left"),
     # at step 0, although the run was further: nobody has the state, and there is no checkpoint. `keeps`: it keeps them
@@ -77,6 +83,9 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "inexact": ("step", "reason", "hint"),
     # written by parameter servers: what one has decided for a slice
     "slice": ("slice", "decision", "reason"),
+    # by them, now and then: each slice's role here, its epoch and the entries of its log; how many it leads; entries
+    # and payload bytes of all its logs; updates acknowledged so far; how long each other server takes to confirm
+    "serving": ("slices", "leads", "entries", "log_bytes", "updates", "lags_s"),
     # written by both
     "ledger_down": ("reason",),
     "ledger_up": ("down_s",),

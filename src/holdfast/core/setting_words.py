@@ -37,6 +37,6 @@ def setting_words(name: str, value: object) -> str:
     """`batch_size=64` for an argument of join, `--audit 0.5` for an option, `a dataset of 8 samples` for neither."""
     words = _WORDS.get(name)
     option = next((one for one in options_of(WorkerOptions) if one.setting == name), None)
-    if words is None and option is not None and isinstance(value, int | float):
+    if words is None and option is not None and isinstance(value, int | float | str):
         return f"{option.flag} {option.kind.spell(value)}"
     return words(value) if words is not None else f"{name}={value!r}"

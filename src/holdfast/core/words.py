@@ -23,6 +23,7 @@ KEY_DEAD = "dead/"  # + id: the agent saw this worker's process end
 KEY_CHECKPOINT = "checkpoint"  # {"step": N, "uri": ...}: the newest that is committed
 KEY_STOP = "stop"  # {"reason": ...}: finish the step and leave in order
 KEY_SAVE = "save"  # {"reason": ..., "at": ...}: save after the next step; each change of it asks once
+KEY_SCRIPT_ENDED = "script-ended"  # {"worker": ...}: of a run of collectives; who comes later is not needed
 KEY_DONE = "done"  # {"step": N, "digest": ...}: the run is finished
 KEY_LIARS = "liar/"  # + id: {"step": N, "what": ..., "host": ...}: the others found this worker's bits wrong
 KEY_REWINDS = "rewinds"  # how often the run went back, how far, and which steps it passes: core/rewinds.py
@@ -34,7 +35,11 @@ KEY_DEAD_SERVERS = "dead-server/"  # + id: {"start": N}: the agent saw this serv
 KEY_SLICES = "slices"  # {"slices": N, "fingerprint": ...}: how the parameters are cut; created by the first worker
 KEY_SLICE = "slice/"  # + name: who replicates this slice, and under which epoch
 KEY_TABLES = "table/"  # + name: {"shards": N, "settings": ...}: an embedding table; created by the first worker
+KEY_ROWS_SENT = "rows-sent/"  # + worker: {"step": N}: its updates of tables are acknowledged, at a checkpoint of N
 KEY_TARGETS = "slice-target/"  # + name: who should; the slice's primary sees to it
+KEY_LEAVING = "leaving-server/"  # + id: {}: its host leaves the run; its slices move to others first
+KEY_SLOW_SERVERS = "slow-server/"  # + id: {"by": host, "times": ..., "reason": ...}: others lead its slices
+KEY_STARTED_OVER = "started-over"  # {"number": N, "step": S}: slices were lost N times, and all began anew from step S
 
 
 @dataclass(frozen=True)
@@ -100,12 +105,22 @@ def worker_id(slot: int, incarnation: int, host: str = "") -> str:
     return f"w{slot}.{incarnation}@{host}" if host else f"w{slot}.{incarnation}"
 
 
+def is_worker(who: str) -> bool:
+    """Whether a writer of events is one: agents and parameter servers write, too."""
+    return who.startswith("w")
+
+
 def slot_of(worker: str) -> int:
     return int(worker[1:].partition(".")[0])
 
 
 def incarnation_of(worker: str) -> int:
     return int(worker.partition("@")[0].partition(".")[2])
+
+
+def is_server(name: str) -> bool:
+    """Whether it names a parameter server, `s0.2@alpha`, and not a worker."""
+    return name.startswith("s")
 
 
 def host_of(worker: str) -> str:

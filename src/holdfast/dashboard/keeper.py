@@ -8,7 +8,6 @@ time, pictures have the header and how far it is: the rest would be out of date 
 from __future__ import annotations
 
 import gc
-import json
 import math
 import secrets
 import threading
@@ -161,20 +160,3 @@ def _not_collecting() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
-
-def encode(picture: dict[str, Any]) -> bytes:
-    """JSON as browsers take it: numbers that are none have been left out before; should one be left, it is null."""
-    try:
-        text = json.dumps(picture, separators=(",", ":"), allow_nan=False, default=str)
-    except ValueError:
-        text = json.dumps(_finite(picture), separators=(",", ":"), allow_nan=False, default=str)
-    return text.encode(errors="replace")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,8 +3,7 @@
 Threads: `holdfast-dashboard` accepts, and each connection has a thread of its own, at most CONNECTIONS_MAX of them.
 They only read: pictures from the keeper, the page from memory. An action goes through agent/asking.py.
 
-Whoever asks must say in `Host` that it looks at this machine itself: another site's name that was made to lead here
-(DNS rebinding) is refused. Nothing is allowed to other origins, and the page may load nothing from elsewhere.
+Who may ask, and what is said with every answer: page_handler.py.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import threading
 import time
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Any
 
 from holdfast.agent.asking import ask_to_save, ask_to_stop, drain
 from holdfast.core.errors import ConfigError, HoldfastError
-from holdfast.dashboard.keeper import RecordKeeper, encode
-from holdfast.net.small_server import IDLE_S, LOCAL_NAME, QuietHandler, SmallServer
+from holdfast.dashboard.keeper import RecordKeeper
+from holdfast.dashboard.page_handler import TYPES, PageHandler, encode, files_in
+from holdfast.net.small_server import SmallServer
 from holdfast.observe.prometheus import CONTENT_TYPE
 from holdfast.placement.directory import RunDirectory
 
@@ -35,24 +34,6 @@ PERIOD_S = 0.4  # between two messages of a stream, at least
 QUIET_S = 10.0  # then a comment tells that the stream lives
 TOKEN_HEADER = "X-Holdfast-Token"
 PAGE = Path(__file__).parent / "page"
-TYPES: Final = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-HEADERS: Final = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
-_METHODS = ("GET", "HEAD", "POST")
 
 
 class Dashboard(SmallServer):
@@ -62,7 +43,7 @@ class Dashboard(SmallServer):
         self.token = token
         self.directory = directory
         self.streams = threading.Semaphore(STREAMS_MAX)
-        self.files = {f"/static/{path.name}": path.read_bytes() for path in PAGE.iterdir() if path.suffix in TYPES}
+        self.files = files_in(PAGE)
         self.files["/"] = self.files["/static/index.html"]
         try:
             super().__init__(HOST, port, Handler, connections=CONNECTIONS_MAX, name="holdfast-dashboard")
@@ -92,10 +73,8 @@ class Dashboard(SmallServer):
         super().close()
 
 
-class Handler(QuietHandler):
+class Handler(PageHandler):
     server: Dashboard
-    protocol_version = "HTTP/1.1"
-    timeout = IDLE_S
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -108,7 +87,7 @@ class Handler(QuietHandler):
         elif path == "/metrics":
             self._send(HTTPStatus.OK, CONTENT_TYPE, self.server.keeper.metrics().encode())
         elif path == "/events":
-            self._stream()
+            self._stream(self.server.streams, lambda: self._follow(*self._resumes_after()))
         elif path in self.server.files:
             kind = TYPES[Path(path).suffix or ".html"]
             self._send(HTTPStatus.OK, kind, self.server.files[path])
@@ -163,24 +142,6 @@ class Handler(QuietHandler):
 
     # -- the stream ----------------------------------------------------------------------------------------
 
-    def _stream(self) -> None:
-        """Server-sent events: the story first, or what has come since the id that the browser saw last."""
-        if self.command == "HEAD":
-            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "a stream has a body")
-            return
-        if not self.server.streams.acquire(blocking=False):
-            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many browsers look at this run", {"Retry-After": "5"})
-            return
-        try:
-            self.close_connection = True
-            self._head(HTTPStatus.OK, "text/event-stream", {"Connection": "close", "X-Accel-Buffering": "no"})
-            self.wfile.write(b"retry: 1000\n\n")
-            self._follow(*self._resumes_after())
-        except OSError:
-            pass  # the browser went away
-        finally:
-            self.server.streams.release()
-
     def _resumes_after(self) -> tuple[int, int]:
         epoch, _, number = (self.headers.get("Last-Event-ID") or "").partition("-")
         if epoch == self.server.keeper.epoch and re.fullmatch(r"\d{1,15}", number):
@@ -202,24 +163,6 @@ class Handler(QuietHandler):
 
     # -- parts ---------------------------------------------------------------------------------------------
 
-    def _path(self) -> str | None:
-        """The path of a request that may be answered; None if it was refused."""
-        if not LOCAL_NAME.fullmatch(self.headers.get("Host") or ""):
-            self.close_connection = True
-            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "this page is for this machine alone: open it as 127.0.0.1")
-            return None
-        origin = self.headers.get("Origin")
-        site = self.headers.get("Sec-Fetch-Site", "none")
-        if (origin is not None and origin != f"http://{self.headers['Host']}") or site not in ("none", "same-origin"):
-            self.close_connection = True
-            self._refuse(HTTPStatus.FORBIDDEN, "this page is not for other sites")
-            return None
-        try:
-            return urlsplit(self.path).path
-        except ValueError:
-            self._refuse(HTTPStatus.BAD_REQUEST, "that is no address")
-            return None
-
     def _body(self) -> dict[str, Any] | None:
         self.close_connection = True  # whatever is left of a body that is refused is not a request
         length = self.headers.get("Content-Length") or ""
@@ -240,37 +183,3 @@ class Handler(QuietHandler):
             self._refuse(HTTPStatus.BAD_REQUEST, "that is no JSON object")
             return None
         return value
-
-    def _send(self, status: HTTPStatus, kind: str, body: bytes, more: dict[str, str] | None = None) -> None:
-        self._head(status, kind, {"Content-Length": str(len(body)), **(more or {})})
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def _head(self, status: HTTPStatus, kind: str, more: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Type": kind, **HEADERS, **more}.items():
-            self.send_header(name, value)
-        if self.close_connection and "Connection" not in more:
-            self.send_header("Connection", "close")
-        self.end_headers()
-
-    def _refuse(self, status: HTTPStatus, sentence: str, more: dict[str, str] | None = None) -> None:
-        self._send(status, "application/json", encode({"error": sentence}), more)
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the library finds wrong with a request, in our words; it is always the asker's fault."""
-        self.close_connection = True
-        if not hasattr(self, "command") or self.command is None:
-            self.command = "GET"
-        if code == HTTPStatus.NOT_IMPLEMENTED:
-            status, sentence = HTTPStatus.METHOD_NOT_ALLOWED, f"there is {', '.join(_METHODS)}"
-            self._refuse(status, sentence, {"Allow": ", ".join(_METHODS)})
-            return
-        status = HTTPStatus(code) if 400 <= code < 500 else HTTPStatus.BAD_REQUEST
-        self._refuse(status, "that is no request that can be answered")
-
-    def handle(self) -> None:
-        try:
-            super().handle()
-        except (TimeoutError, OSError):
-            self.close_connection = True

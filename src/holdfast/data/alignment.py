@@ -48,8 +48,11 @@ def align_batch(batch: Any) -> Any:
 
 
 def _is_in_place(tensor: torch.Tensor) -> bool:
-    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
-    return plain and tensor.untyped_storage().data_ptr() % ALIGNMENT_BYTES == 0
+    if not tensor.is_cpu or tensor.layout is not torch.strided:
+        return False
+    if tensor.storage_offset() == 0:  # its beginning is the storage's
+        return tensor.data_ptr() % ALIGNMENT_BYTES == 0
+    return tensor.untyped_storage().data_ptr() % ALIGNMENT_BYTES == 0
 
 
 class BatchWalk:

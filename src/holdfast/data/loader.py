@@ -71,6 +71,8 @@ class ShardLoader:
 
     def get(self, step: int, shard: int) -> Any:
         """The batch, in the same place of a cache line however it came. A dataset's exception keeps its traceback."""
+        if not self._workers:
+            return align_batch(self._fetcher.fetch(step, shard, self._plan.indices(step, shard)))
         return align_batch(self._get((step, shard)))
 
     def get_here(self, step: int, shard: int, change: Callable[[Any], Any] = lambda batch: batch) -> Any:
@@ -78,10 +80,7 @@ class ShardLoader:
         return align_batch(change(self._fetch_here((step, shard))))
 
     def _get(self, place: Place) -> Any:
-        step = place[0]
-        if self._workers == 0:
-            return self._fetch_here(place)
-        queue = self._queue
+        step, queue = place[0], self._queue
         queue.reach(step)
         # Steps that are over: take them out, or the loader processes stay busy with what nobody wants.
         while queue.asked and queue.asked[0][0] < step:

@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -39,6 +40,11 @@ class Order:
 
     indices: torch.Tensor
     ends: torch.Tensor | None = None
+
+    @cached_property
+    def as_array(self) -> numpy.ndarray[Any, numpy.dtype[numpy.int64]]:
+        """The same memory. A few numbers of it are taken several times as fast as from a tensor."""
+        return self.indices.numpy()
 
     def batch(self, position: int) -> tuple[int, int]:
         """Where a batch begins and ends."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 _DEVICES: tuple[Any, ...] = (torch.cuda, torch.xpu)
+_PYTHON: Any = random.seed.__self__  # type: ignore[attr-defined]  # the generator of the functions of `random`
+_seed_python: Any = super(random.Random, _PYTHON).seed  # what random.seed comes to for an integer
 
 
 def derive_seed(seed: int, *parts: int | str) -> int:
@@ -21,12 +24,15 @@ def derive_seed(seed: int, *parts: int | str) -> int:
 
     Each part is written with its type and length, so that (1, "2") and ("12",) do not meet.
     """
-    words = []
-    for part in (seed, *parts):
-        assert type(part) in (int, str), f"a seed is derived from integers and strings, not {part!r}"
-        text = str(part).encode()
-        words.append(b"%s%d:%s" % (b"i" if isinstance(part, int) else b"s", len(text), text))
-    return int.from_bytes(hashlib.blake2b(b"".join(words), digest_size=8).digest(), "big")
+    words = b"".join(map(_word, (seed, *parts)))
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "big")
+
+
+@lru_cache(maxsize=1024, typed=True)  # a step derives several seeds, and most of their parts are the same
+def _word(part: int | str) -> bytes:
+    assert type(part) in (int, str), f"a seed is derived from integers and strings, not {part!r}"
+    text = str(part).encode()
+    return b"%s%d:%s" % (b"i" if isinstance(part, int) else b"s", len(text), text)
 
 
 def seed_everything(value: int) -> None:
@@ -34,7 +40,8 @@ def seed_everything(value: int) -> None:
 
     Called twice per shard, so it is direct: torch.manual_seed takes several times as long on the CPU alone.
     """
-    random.seed(value)
+    _seed_python(value)
+    _PYTHON.gauss_next = None
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(value & 0xFFFF_FFFF)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import cached_property
 
+import numpy
 import torch
 
 from holdfast.core.errors import ConfigError
@@ -36,7 +38,7 @@ class ShardPlan:
     shuffle: bool = True
     order_seed: int | None = None
     sampling: Sampling | None = field(default=None, repr=False, compare=False)
-    _cache: dict[int, torch.Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cache: dict[int, Order] = field(default_factory=dict, init=False, repr=False, compare=False)
     _first_steps: list[int] = field(default_factory=lambda: [0], init=False, repr=False, compare=False)  # of epochs
 
     def validate(self) -> ShardPlan:
@@ -76,15 +78,15 @@ class ShardPlan:
                 hint="use a smaller batch_size, or drop_last=False to fill the last one up from the epoch's beginning",
             )
 
-    @property
+    @cached_property
     def _has_batches(self) -> bool:
         return self.sampling is not None and self.sampling.batches
 
-    @property
+    @cached_property
     def samples_per_shard(self) -> int:
         return self.batch_size // self.shards
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Where a sampler is a function of the epoch: of the first one."""
         return self._steps_of(self.length if self.sampling is None else self.sampling.size)
@@ -147,23 +149,23 @@ class ShardPlan:
         stop = start + self.samples_per_shard
         if self.sampling is None and not self.shuffle:
             return [place % self.length for place in range(start, stop)]
-        order = Order(self._permutation(epoch)) if self.sampling is None else self.sampling.order(epoch)
+        order = self._permutation(epoch) if self.sampling is None else self.sampling.order(epoch)
         if order.ends is not None:
             begin, end = order.batch(position)
             start, stop = (begin + place for place in _cut(end - begin, self.shards, shard))
-        length = len(order.indices)
-        if stop <= length:
-            found: list[int] = order.indices[start:stop].tolist()
+        indices = order.as_array
+        if stop <= len(indices):
+            found: list[int] = indices[start:stop].tolist()
         else:
-            found = order.indices[torch.arange(start, stop) % length].tolist()
+            found = indices[numpy.arange(start, stop) % len(indices)].tolist()
         return found
 
-    def _permutation(self, epoch: int) -> torch.Tensor:
+    def _permutation(self, epoch: int) -> Order:
         found = self._cache.get(epoch)
         if found is None:
             seed = self.seed if self.order_seed is None else self.order_seed
             generator = torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch))
-            found = torch.randperm(self.length, generator=generator)
+            found = Order(torch.randperm(self.length, generator=generator))
             while len(self._cache) >= _CACHED_EPOCHS:
                 self._cache.pop(next(iter(self._cache)))
             self._cache[epoch] = found

@@ -15,6 +15,7 @@ from pathlib import Path
 from holdfast.detection.beat import RECORD_BYTES, Beat
 
 FOLDER = "beats"
+SERVER_BEATS = "server-beats"  # in it is another such folder, of the parameter servers' pages
 PAGE_BYTES = 4096
 STEP_AT = 2048  # in the page, eight bytes: the step that the training thread is at, to the moment
 READS_MAX = 3  # a record that is just being written is whole the next time

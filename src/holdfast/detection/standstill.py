@@ -27,6 +27,7 @@ from holdfast.core.words import host_of
 from holdfast.detection.beat import Activity, Beat
 
 STILL_S = 5.0
+TELL_S = 1.0  # more, before one is ended: that moves the workers of other hosts, which tell of it first
 GAP_S_MAX = 0.5  # of its own: a longer one is an absence
 SILENT_S = 1.0  # without a beat it is not known what a worker does
 HEARD_S_MAX = 3.0  # so old may be what another host says
@@ -165,9 +166,11 @@ class StandstillJudge:
         waits = {member: wait for member in here if (wait := beats[member].wait) is not None}
         if not here or len(waits) < len(here):
             return None  # at the next look; or another host tells of it
-        self._judged = (tuple(members), now)
         self._past = [(when, whom) for when, whom in self._past if now - when < PAST_S]
         found = self._conclude(beats, members, idle, waits)
+        if found.ended and len(idle) > 1 and found.seconds < STILL_S + TELL_S:
+            return None
+        self._judged = (tuple(members), now)
         self._past.append((now, frozenset(one for said in idle for one, _ in said.votes)))
         return found
 

@@ -38,9 +38,13 @@ def check_served(events: Iterable[Mapping[str, Any]], exit_code: int | None) -> 
 
 
 def _staleness(told: Sequence[Mapping[str, Any]]) -> PromiseVerdict:
+    """The first is the table's word, the second what the slices' own counts say of the parameters that were read."""
     bounds = [event["bound"] for event in told if event.get("bound") is not None]
     ahead = max((int(event.get("ahead", 0)) for event in told), default=0)
+    missing = max((int(event.get("missing", 0)) for event in told), default=0)
+    lacked = f"; parameters lacked up to {missing} updates that were acknowledged before" if missing else ""
     if not bounds:
-        return PromiseVerdict("staleness bound kept", True, f"there is none; a worker was up to {ahead} steps ahead")
-    text = f"a worker was up to {ahead} steps ahead of the slowest, and {bounds[0]} are allowed"
-    return PromiseVerdict("staleness bound kept", ahead <= bounds[0], text)
+        text = f"there is none; a step was up to {ahead} rounds ahead of the first unfinished one"
+        return PromiseVerdict("staleness bound kept", not missing, text + lacked)
+    text = f"a step was up to {ahead} rounds ahead of the first unfinished one, and {bounds[0]} are allowed"
+    return PromiseVerdict("staleness bound kept", ahead <= bounds[0] and not missing, text + lacked)

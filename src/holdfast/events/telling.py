@@ -147,6 +147,8 @@ def _scaled(event: Event) -> str:
 
 def _view(event: Event) -> str:
     reason = event.get("reason")
+    if event.get("own"):
+        return f"{event['who']} trains on the parameter servers"
     return f"view {event.get('view')}: {names(event['members'])}" + (f" ({reason})" if reason else "")
 
 
@@ -193,10 +195,22 @@ def _server_exited(event: Event) -> str:
     return f"the parameter server {event['server']} is gone: {event['reason']}{how}{code}"
 
 
+def _serving(event: Event) -> str:
+    slow = max(event.get("lags_s", {}).items(), key=lambda one: one[1], default=None)
+    others = f"; {slow[0]} takes the longest to confirm, {slow[1] * 1000:.0f} ms" if slow is not None else ""
+    slices = f"{count(len(event['slices']), 'slice')} and leads {event['leads']}"
+    log = f"log entries: {event['entries']}"
+    return f"{event['who']} has {slices}, {log}, {count(int(event['updates']), 'update')} acknowledged{others}"
+
+
+def _server_slow(event: Event) -> str:
+    return f"the parameter server {event['server']} is slow, and others lead its slices: {event['reason']}"
+
+
 def _slices_lost(event: Event) -> str:
     step = event.get("step")
     then = "there is no checkpoint" if step is None else f"all begin anew from the checkpoint of step {step}"
-    return f"all replicas of {names(event['slices'])} are lost; {then}"
+    return f"all replicas of {names(event['slices'])} are lost, or a majority of them; {then}"
 
 
 def _staleness(event: Event) -> str:
@@ -270,6 +284,8 @@ _TEMPLATES: Final[dict[str, str]] = {
     "server_started": "the parameter server {server} started (process {pid})",
     "slice": "{who}: {slice}: {decision}: {reason}",
     "failover": "{slice} has another primary, {primary} after {was}: {reason}",
+    "server_hung": "the parameter server {server} hangs, and is ended: {reason}",
+    "server_no_longer_slow": "the parameter server {server} is no longer slow",
     "registered": "{who} stands in the ledger, at {address}",
     "lost": "{peer} is lost to {who}{at}: {reason}",
     "joined": "{who} joined at step {step}",
@@ -313,6 +329,9 @@ _SENTENCES: Final[dict[str, Callable[[Event], str]]] = {
     "staleness": _staleness,
     "server_exited": _server_exited,
     "slices_lost": _slices_lost,
+    "serving": _serving,
+    "server_slow": _server_slow,
+    "placed": lambda event: f"{event['slice']} is on {names(event['servers'])}; {event['primary']} leads",
     "slice_moves": lambda event: f"{event['slice']} should be on {names(event['servers'])}: {event['reason']}",
     "captured": _captured,
     "started_over": _started_over,

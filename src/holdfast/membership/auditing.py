@@ -200,6 +200,8 @@ class Auditing:
 
         Who is named goes first: without it the others may agree. Then a third opinion is asked for.
         """
+        if len(members) < 2 and not self.rules.exactly:
+            return None  # nobody to disagree with
         called = self._called(step, members, said)
         if called is not None:
             return called
@@ -352,12 +354,14 @@ class Auditing:
 
 def _distrusted(step: int, members: Sequence[str], said: Mapping[str, Said]) -> Finding | None:
     """More than half of all distrust one of them. A few, who may be hostile themselves, decide nothing."""
-    named = {member: said[member].distrusts for member in members}
-    counted = Counter(one[0] for one in named.values() if one is not None and one[0] in members)
+    named = {member: one for member in members if (one := said[member].distrusts) is not None}
+    if not named:
+        return None
+    counted = Counter(one[0] for one in named.values() if one[0] in members)
     for worker, count in counted.most_common(1):
         if 2 * count > len(members):
-            who = tuple((member, one[0]) for member, one in named.items() if one is not None and one[0] == worker)
-            why = next(one[1] for one in named.values() if one is not None and one[0] == worker)
+            who = tuple((member, one[0]) for member, one in named.items() if one[0] == worker)
+            why = next(one[1] for one in named.values() if one[0] == worker)
             return Finding(step, "trust", 0, who, liars=(worker,), where=why)
     return None
 

@@ -80,7 +80,7 @@ def rebalanced(
     current: Mapping[str, tuple[int, ...]], shards: int, paces: Mapping[str, float]
 ) -> dict[str, tuple[int, ...]] | None:
     """A better assignment than the current one; None if it would not be better by enough."""
-    if not any(pace > 0 for pace in paces.values()):
+    if len(current) < 2 or not any(pace > 0 for pace in paces.values()):
         return None
     filled = fill_in(paces)
     expected = expected_s(current, filled)

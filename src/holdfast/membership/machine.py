@@ -52,7 +52,7 @@ from holdfast.membership.reach import Roll
 from holdfast.membership.resting import Resting
 from holdfast.membership.returning import Returning
 from holdfast.membership.step_rules import StepRules
-from holdfast.membership.view_rules import Patience, Standing, Timing, propose_first, propose_next, propose_planned
+from holdfast.membership.view_rules import Patience, Standing, Timing, propose_first, propose_next
 
 __all__ = ["PEER_PHASES", "TRANSITIONS", "Machine", "Phase"]
 
@@ -380,7 +380,7 @@ class Machine(Returning):
     def _planned(self, now: float) -> View | None:
         if self.view is None or self.ledger.view is None or self.ledger.view.number != self.view.number:
             return None
-        return propose_planned(self.me, self.ledger, self._resting.among(self.ledger, now)).view
+        return self._resting.planned(self.me, self.ledger, now)
 
     def _change_seen(self, now: float) -> bool:
         """All are told in my Ready that a view is due, or there: so all look for it after the same step.

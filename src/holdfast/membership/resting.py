@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.core.words import host_of
-from holdfast.membership.view_rules import LedgerState, Timing
+from holdfast.core.words import View, host_of
+from holdfast.membership.view_rules import LedgerState, Timing, propose_planned
 
 DOUBLINGS_MAX = 16
 FORMER_MAX = 1000
@@ -21,6 +21,7 @@ class Resting:
         self._timing = timing
         self._former: set[str] = set()  # took part, were left out: an id is either in or out, never in again
         self._slots: dict[tuple[str, str], tuple[int, float]] = {}  # (slot, host) -> failures, when it may come in
+        self._planned: tuple[LedgerState, frozenset[str], View | None] | None = None
 
     def left_out(self, members: Iterable[str], formed: frozenset[str], ledger: LedgerState, now: float) -> None:
         """These are not in the next view. Who took part is out for good; a joiner that still lives must rest."""
@@ -44,8 +45,18 @@ class Resting:
         for member in members:
             self._slots.pop(_place(member), None)
 
+    def planned(self, me: str, ledger: LedgerState, now: float) -> View | None:
+        """The view that `me`, whose group works, should propose, without those who rest. Asked in every step: there is
+        another answer only when the ledger has changed, or a rest is over."""
+        resting = self.among(ledger, now)
+        if self._planned is None or self._planned[0] is not ledger or self._planned[1] != resting:
+            self._planned = (ledger, resting, propose_planned(me, ledger, resting).view)
+        return self._planned[2]
+
     def among(self, ledger: LedgerState, now: float) -> frozenset[str]:
         """Those of the registered workers that are not taken in now."""
+        if not self._former and not self._slots:
+            return frozenset()
         return frozenset(
             id for id in ledger.ids if id in self._former or now < self._slots.get(_place(id), (0, now))[1]
         )

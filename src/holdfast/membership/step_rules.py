@@ -22,6 +22,7 @@ class StepRules:
     """A step has all its shards: the members compute those that a lost member takes along."""
 
     whole: ClassVar[bool] = True  # False: members say which shards they bring, and the mean is over these
+    even: bool = False  # shards do not follow the workers' paces
 
     def settle(self, plan: Plan, reports: Mapping[str, Report], shards: int) -> Plan:
         """The plan for the first step of a view, whose assignment covers all `shards` of it."""
@@ -33,11 +34,11 @@ class StepRules:
 
     def shares(self, room: int, members: Sequence[str], paces: Mapping[str, float]) -> Shares:
         """Who computes which shards in the later steps of a view. `paces`: seconds for a shard."""
-        return divide(room, members, paces)
+        return divide(room, members, dict.fromkeys(paces, 1.0) if self.even else paces)
 
     def rebalanced(self, shares: Shares, room: int, paces: Mapping[str, float]) -> Shares | None:
         """Better shares after a step with these paces (0: not known); None: they stay."""
-        return rebalanced(shares, room, paces)
+        return rebalanced(shares, room, paces) if not self.even else None
 
     def covers(self, brought: Sequence[tuple[str, tuple[int, ...]]], shards: int) -> bool:
         """Whether what the members bring makes a step: no shard twice, and as many as there must be."""
@@ -56,8 +57,4 @@ class StepRules:
 class EvenShares(StepRules):
     """Shards do not follow the workers' paces: who nobody vouches for is not asked how fast it is."""
 
-    def shares(self, room: int, members: Sequence[str], paces: Mapping[str, float]) -> Shares:
-        return divide(room, members, dict.fromkeys(paces, 1.0))
-
-    def rebalanced(self, shares: Shares, room: int, paces: Mapping[str, float]) -> Shares | None:
-        return None
+    even = True

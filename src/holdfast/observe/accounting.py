@@ -4,8 +4,9 @@ Every instant of a worker's life, from the start of its process to its end or to
 core/spending.py, and so is every instant of a slot whose worker died and is to be replaced. A worker keeps its own
 account and tells it now and then (`spent`). What lies before its account began is joining; what lies between its last
 word and its end belongs to what it was doing. Before the run has its first view, a worker that joins is starting, as in
-any run. While the run has as many members as it wants, because a spare has
-stepped in, a slot that is empty and a worker that starts cost nothing: that is standing by.
+any run; where each worker is in a view of its own, before the run's first progress. While the run has as many members
+as it wants, because a spare has stepped in, a slot that is empty and a worker that starts cost nothing: that is
+standing by.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.spending import CATEGORIES, DOWN, JOINING, LEFT_OUT, LOST, OWN, STANDBY, STARTING
-from holdfast.core.words import host_of, slot_of
+from holdfast.core.words import host_of, is_worker, slot_of
 
 WORKERS_KEPT = 4096  # whose shares are told one by one; those of more that have ended are in the sum
 # A slot that one of these has left empty waits for another; who left for other reasons is not replaced.
@@ -74,11 +75,14 @@ class Accounting:
         self._empty: dict[str, tuple[float, float]] = {}  # slots whose worker died -> since when, and full_s then
         self._strength = _Strength()
         self._first_view: float | None = None
+        self._own_views = False
         self.last = -math.inf
         self.told = False  # some worker has kept an account: those of other programs do not
 
     def heard(self, who: str, when: float) -> None:
         """The same as `feed`, of an event that says of the time only that its teller lives; most of a log is such."""
+        if self._own_views and self._first_view is None:
+            self._first_view = when  # a view came before the servers were there, and a step has come after them
         life = self._lives.get(who)
         if life is None:
             self.feed({"t": when, "who": who, "kind": ""})
@@ -97,7 +101,9 @@ class Accounting:
     def _feed(self, event: Mapping[str, Any]) -> None:
         when, who, kind = float(event["t"]), str(event["who"]), event["kind"]
         self.last = max(self.last, when)
-        if kind == "view" and self._first_view is None:
+        if kind == "view" and event.get("own"):
+            self._own_views = True
+        elif kind == "view" and self._first_view is None:
             self._first_view = when
         if kind in _STRENGTH:
             self._strength.feed(event, when)
@@ -108,7 +114,7 @@ class Accounting:
         elif kind == "agent_stopped":  # in order: nobody is to be replaced any more
             for place in tuple(self._empty):
                 self._filled(place, when)
-        if who == "agent":
+        if not is_worker(who):
             return
         life = self._lives.get(who) or self._began(who, when)
         if life.end is None:
@@ -214,6 +220,8 @@ class _Strength:
         kind = event["kind"]
         if kind in ("agent_started", "scaled"):
             self._wanted = int(event["workers"])
+        elif kind == "view" and event.get("own"):
+            self._members.add(str(event["who"]))
         elif kind == "view" and int(event["view"]) > self._view:
             self._view = int(event["view"])
             here = host_of(str(event["who"]))

@@ -225,6 +225,18 @@ class RunRecord:
             text = f"{worker} {reason}" + (f", signal {signal}" if signal else "")
             self._mark("evicted" if reason == "evicted" else "failure", event, at, text, worker=worker)
 
+    def on_server_exited(self, event: Event, at: float, number: int) -> None:
+        reason, signal = event.get("reason"), event.get("signal")
+        if reason not in ("ended", "started over"):
+            text = f"the server {event['server']}: {reason}" + (f", signal {signal}" if signal else "")
+            self._mark("failure", event, at, text)
+
+    def on_failover(self, event: Event, at: float, number: int) -> None:
+        self._mark("failover", event, at, describe(event)["text"])
+
+    def on_slices_lost(self, event: Event, at: float, number: int) -> None:
+        self._mark("slices_lost", event, at, describe(event)["text"])
+
     def on_corruption(self, event: Event, at: float, number: int) -> None:
         if self._is_news:
             self._mark("corruption", event, at, describe(event)["text"])

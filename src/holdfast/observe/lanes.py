@@ -11,22 +11,27 @@ from typing import Any, Final
 
 COMPUTING, SLOW, RECOVERING, JOINING = "computing", "slow", "recovering", "joining"
 SPARE, PAUSED, DEAD, GONE = "spare", "paused", "dead", "gone"
-STATES: Final = (COMPUTING, SLOW, RECOVERING, JOINING, SPARE, PAUSED, DEAD, GONE)
+SERVING = "serving"  # of parameter servers and their slices
+STATES: Final = (COMPUTING, SLOW, RECOVERING, JOINING, SPARE, PAUSED, DEAD, GONE, SERVING)
 LIVING: Final = frozenset({COMPUTING, SLOW, RECOVERING, JOINING, SPARE, PAUSED})
 GOOD: Final = frozenset({COMPUTING, SLOW})
 IDLE: Final = frozenset({SPARE, GONE})  # no time of theirs is lost
 
 STRETCHES_MAX = 96
+SERVER_STRETCHES_MAX = 40  # of a server's lane, or a slice's
 _WEIGHTS: Final = {DEAD: 8.0, RECOVERING: 4.0, JOINING: 2.0}  # these are looked for: they go later than others
 
 
 class Lane:
-    """One slot. `stretches` are (from, state, worker); each lasts until the next, the last one until now."""
+    """One slot. `stretches` are (from, state, worker); each lasts until the next, the last one until now.
 
-    __slots__ = ("_counted_from", "_seconds", "changed", "name", "order", "state", "stretches", "worker")
+    `group`: whose it is: workers, servers, or slices, whose worker is the server that leads."""
 
-    def __init__(self, name: str, order: tuple[str, int]) -> None:
+    __slots__ = ("_counted_from", "_seconds", "changed", "group", "name", "order", "state", "stretches", "worker")
+
+    def __init__(self, name: str, order: tuple[str, int], *, group: str = "workers") -> None:
         self.name = name
+        self.group = group
         self.order = order
         self.state = GONE
         self.worker = ""
@@ -53,8 +58,12 @@ class Lane:
         if not self.stretches or self.stretches[-1][1:] != (state, worker):
             self.stretches.append((at, state, worker))
         self.state, self.worker, self.changed = state, worker, number
-        if len(self.stretches) > STRETCHES_MAX:
+        if len(self.stretches) > self._stretches_max:
             self._coarsen()
+
+    @property
+    def _stretches_max(self) -> int:
+        return STRETCHES_MAX if self.group == "workers" else SERVER_STRETCHES_MAX
 
     def seconds(self, now: float) -> dict[str, float]:
         """How long it was in each state, up to now."""
@@ -72,7 +81,7 @@ class Lane:
             since, state, _ = self.stretches[index]
             return (self.stretches[index + 1][0] - since) * _WEIGHTS.get(state, 1.0)
 
-        given = set(sorted(inner, key=length)[: STRETCHES_MAX // 4])
+        given = set(sorted(inner, key=length)[: self._stretches_max // 4])
         kept: list[tuple[float, str, str]] = []
         for index, stretch in enumerate(self.stretches):
             if index in given or (kept and kept[-1][1:] == stretch[1:]):
@@ -88,6 +97,7 @@ class Lane:
         """The state of a stretch is its place in STATES."""
         return {
             "name": self.name,
+            "group": self.group,
             "worker": self.worker,
             "state": self.state,
             "seconds": {state: round(seconds, 3) for state, seconds in self._totals()},

@@ -4,6 +4,7 @@ since an event. Pure: a projection of the fold (fold.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.observe import lanes as l
@@ -17,12 +18,13 @@ WAITING_MAX = 500  # characters
 
 def picture(record: RunRecord, now: float, since: int = 0, *, state: str = "") -> dict[str, Any]:
     """What has changed since the event with this number; with 0, everything."""
+    served = [*_sorted(record.servers.lanes), *_sorted(record.servers.slice_lanes)]
     changed = [lane for lane in _ordered(record) if lane.changed > since]
     picture: dict[str, Any] = {
         "number": record.number,
         "since": since,
         "header": header(record, now, state=state),
-        "lanes": [lane.picture() for lane in changed],
+        "lanes": [lane.picture() for lane in (*changed, *(lane for lane in served if lane.changed > since))],
         "series": {
             name: change for name, series in record.series.items() if (change := series.picture(since))["points"]
         },
@@ -31,6 +33,8 @@ def picture(record: RunRecord, now: float, since: int = 0, *, state: str = "") -
     }
     if changed or record.workers.changed > since or not since:
         picture["crew"] = crew(record)
+    if (served and not since) or record.servers.changed > since:
+        picture["servers"], picture["slices"] = server_rows(record), slice_rows(record)
     if record.spent_at > since:
         picture["accounts"] = accounts(record, now)
     if record.marks.changed > since or not since:
@@ -61,6 +65,8 @@ def header(record: RunRecord, now: float, *, state: str = "") -> dict[str, Any]:
         "metrics": {name: number_of(value) for name, value in record.metrics.items() if name in record.series},
         "goodput": None if goodput is None else round(goodput, 4),
         "seconds": {state: round(value, 3) for state, value in lane_seconds(record, now).items()},
+        "failovers": record.servers.failovers,
+        "servers": len(record.servers.alive),
         "failures": workers.failures,
         "evictions": workers.evictions,
         "rewinds": record.rewinds,
@@ -69,6 +75,7 @@ def header(record: RunRecord, now: float, *, state: str = "") -> dict[str, Any]:
         "recovery_median_s": durations[len(durations) // 2] if durations else None,
         "recovery_worst_s": durations[-1] if durations else None,
         "view": workers.view,
+        "own_views": workers.own_views,
         "view_reason": workers.view_reason,
         "members": len(workers.members),
         "size": workers.size,
@@ -154,6 +161,44 @@ def crew(record: RunRecord) -> list[dict[str, Any]]:
     ]
 
 
+def server_rows(record: RunRecord) -> list[dict[str, Any]]:
+    """Every server of this host in its slot, and others that slices are on."""
+    servers = record.servers
+    rows = []
+    for lane in _sorted(servers.lanes):
+        known = servers.known.get(lane.worker)
+        if known is None:
+            continue
+        rows.append(
+            {
+                "server": lane.worker,
+                "state": lane.state,
+                "pid": known.pid if known.alive else None,
+                "leads": known.leads,
+                "slices": known.slices,
+                "entries": known.entries,
+                "log_bytes": known.log_bytes,
+                "updates": known.updates,
+                "lag_s": servers.lag_s(lane.worker),
+                "slow": known.slow,
+            }
+        )
+    return rows
+
+
+def slice_rows(record: RunRecord) -> list[dict[str, Any]]:
+    return [
+        {
+            "slice": name,
+            "primary": one.primary,
+            "others": [server for server in one.servers if server != one.primary],
+            "epoch": one.epoch,
+            "failovers": one.failovers,
+        }
+        for name, one in sorted(record.servers.slices.items())
+    ]
+
+
 def _left_out(one: LeftOut | None) -> dict[str, Any] | None:
     if one is None:
         return None
@@ -161,4 +206,8 @@ def _left_out(one: LeftOut | None) -> dict[str, Any] | None:
 
 
 def _ordered(record: RunRecord) -> list[Lane]:
-    return sorted(record.workers.lanes.values(), key=lambda lane: lane.order)
+    return _sorted(record.workers.lanes)
+
+
+def _sorted(lanes: Mapping[str, Lane]) -> list[Lane]:
+    return sorted(lanes.values(), key=lambda lane: lane.order)

@@ -102,6 +102,22 @@ def _add_servers(page: _Page, servers: Servers) -> None:
     page.add("server_failures_total", "Parameter servers that failed, were killed or hung.", servers.lost)
     page.add("failovers_total", "How often a slice of the parameters had to find another primary.", servers.failovers)
     page.add("slice_moves_total", "How often a slice was given other servers.", servers.moves)
+    page.add("updates_total", "Updates that this host's parameter servers acknowledged.", servers.updates)
+    living = {server: known for server, known in sorted(servers.known.items()) if known.alive}
+    entries = {server: known.entries for server, known in living.items()}
+    page.many("server_log_entries", "Entries of all logs of a living server.", "server", entries)
+    held = {server: known.log_bytes for server, known in living.items()}
+    page.many("server_log_bytes", "Payload bytes that a living server holds for its logs.", "server", held)
+    led = {server: known.leads for server, known in living.items()}
+    page.many("server_slices_led", "Slices that a living server leads.", "server", led)
+    measured = sorted({other for known in living.values() for other in known.lags_s})
+    lags_s = {server: lag_s for server in measured if (lag_s := servers.lag_s(server)) is not None}
+    words = "How long a server takes to confirm what this host's servers send to it."
+    page.many("server_lag_seconds", words, "server", lags_s)
+    slow = {server: known.slow for server, known in sorted(servers.known.items()) if known.slow}
+    page.many("server_slow_ratio", "How many times as long as the others a slow server takes.", "server", slow)
+    epochs = {name: one.epoch for name, one in sorted(servers.slices.items())}
+    page.many("slice_epoch", "The epoch of a slice: it grows with every failover and move.", "slice", epochs)
     page.head("update_staleness", "Updates of others between reading parameters and an update.", "histogram")
     for bound in (*STALENESS_BUCKETS, math.inf):
         within = sum(updates for stale, updates in servers.staleness.items() if stale <= bound)

@@ -17,6 +17,8 @@ RECENT_DEFAULT = 60
 RECENT: Final = {
     "progress": 8,
     "spent": 0,
+    "serving": 0,
+    "staleness": 8,
     "rebalanced": 20,
     "left_out": 8,
     "registered": 40,
@@ -26,7 +28,7 @@ RECENT: Final = {
 }
 # Several workers tell of the same thing; one of them is enough. The fields say which events are the same.
 _TOLD_BY_MANY: Final[dict[str, tuple[str, ...]]] = {
-    "view": ("view",),
+    "view": ("view", "own"),
     "lost": ("view", "peer"),
     "recovered": ("view",),
     "recorded": ("step", "metrics"),
@@ -65,7 +67,8 @@ class RecentEvents:
             known = self._kinds[kind] = _Kind(kind)
         known.count += 1
         if known.same is not None:
-            key = (kind, *map(event.get, known.same))
+            mine = (event.get("who"),) if event.get("own") else ()  # a view that nobody else tells of
+            key = (kind, *map(event.get, known.same), *mine)
             try:
                 told = key in self._told
             except TypeError:  # the fields are no plain values

@@ -34,7 +34,7 @@ def progress_line(record: RunRecord, *, workers: int) -> str:
     if record.samples_per_s:
         parts.append(f"{record.samples_per_s:,.0f} samples/s")
     parts.append(count(workers, "worker"))
-    if record.workers.view:
+    if record.workers.view and not record.workers.own_views:
         parts.append(f"view {record.workers.view}")
     if record.workers.failures:
         parts.append(f"{count(record.workers.failures, 'failure')} survived")
@@ -64,9 +64,10 @@ def closing_lines(record: RunRecord, name: str) -> list[str]:
             *([f"checkpoint: step {record.saved} in {record.saved_to}"] if record.saved is not None else []),
         ]
     duration_s = float(finished.get("t", record.last)) - (record.began or record.last)
+    views = "" if record.workers.own_views else f"{count(record.workers.view, 'view')}, "
     lines = [
         f"run {name} is finished: {count(finished.get('step', record.step), 'step')} in {duration_words(duration_s)}, "
-        f"{count(record.workers.view, 'view')}, {count(record.workers.failures, 'failure')} survived"
+        f"{views}{count(record.workers.failures, 'failure')} survived"
         + (f", {record.workers.evictions} evicted" if record.workers.evictions else "")
         + "".join(f", {part}" for part in _left_out(record))
     ]
@@ -83,16 +84,19 @@ def closing_lines(record: RunRecord, name: str) -> list[str]:
             f"warning: {worker} left its loop at step {step}, and others went on: let what is the same on every worker "
             "decide, such as step.metrics, or call run.stop()"
         )
-    if len(record.digests) == 1:
-        lines.append(f"weights: {next(iter(record.digests))}")
+    if len(record.digests) == 1 and (digest := next(iter(record.digests))):
+        lines.append(f"weights: {digest}")
     if why := inexact_because(record):
         lines.append(f"run {name} is not exact, and ends with exit code {EXIT_INEXACT}: {why}")
     return lines
 
 
 def inexact_because(record: RunRecord) -> str:
-    """Why a run that is finished is known not to be exact; empty: nothing is known."""
-    if len(record.digests) < 2:
+    """Why a run that is finished is known not to be exact; empty: nothing is known.
+
+    Where each worker trains for itself they share parameters, and each has buffers of its own, such as batch norm's.
+    """
+    if len(record.digests) < 2 or record.workers.own_views:
         return record.inexact
     ends = sorted(record.digests.items(), key=lambda end: end[1])
     said = [f"{digest} on {', '.join(workers)}" for digest, workers in ends]

@@ -105,7 +105,7 @@ class Narrator:
     TOLD = (
         *("worker_started", "worker_exited", "hung", "standstill", "joined", "evicted", "resumed"),
         *("slow", "no_longer_slow", "late", "caught_up", "warning", "failed", "script_mistake"),
-        *("server_exited", "failover", "slices_lost"),
+        *("server_exited", "server_hung", "server_slow", "server_no_longer_slow", "failover", "slices_lost"),
         *("host_silent", "host_back", "host_given_up", "recovered", "corruption", "rewound", "started_over", "skipped"),
         "distrusted",
     )
@@ -127,6 +127,8 @@ class Narrator:
         return sentence(event) if said else ""
 
     def _on_view(self, event: Mapping[str, Any]) -> bool:
+        if event.get("own"):
+            return True
         before, self._view = self._view, max(self._view, int(event.get("view", 0)))
         if self._view > before:
             self._waits.clear()

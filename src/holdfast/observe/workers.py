@@ -58,6 +58,7 @@ class Workers:
         self.view = 0  # the newest that was heard of
         self.view_reason = ""
         self.members: tuple[str, ...] = ()
+        self.own_views = False  # each worker is in a view of its own, and all of them are members
         self.changed = 0  # the number of the event that last changed who is a member, or whose shards are whose
         self.failures_here = 0
         self.lost_elsewhere = 0
@@ -181,6 +182,7 @@ class Workers:
         worker, reason = str(event["worker"]), str(event.get("reason", "exited"))
         for known in (self.cut_off, self.unsaved, self.slow, self.late, self.waiting):
             known.pop(worker, None)
+        self._goes(worker, number)
         record = self.worker(worker)
         failed, evicted = reason in FAILURES and record.state != "finished", reason == "evicted"
         record.alive, record.state = False, reason
@@ -205,6 +207,13 @@ class Workers:
 
     def on_view(self, event: Event, at: float, number: int) -> None:
         view = int(event["view"])
+        if event.get("own"):
+            self._members_view = self.view = max(view, self.view)
+            self.own_views = True
+            if event["who"] not in self._present:
+                self._replace_members((*self.members, str(event["who"])), at, number)
+            self._say(event["who"], "member")
+            return
         if view > self._members_view:
             self._members_view, self.view = view, max(view, self.view)
             self.lost_elsewhere += self._elsewhere.feed(event)
@@ -232,6 +241,17 @@ class Workers:
                 if lane.state == l.JOINING and lane.worker not in present:
                     self._move(lane.worker, l.SPARE, at, number)
 
+    def _goes(self, worker: str, number: int) -> None:
+        """A member that is in no view but its own takes nobody else along."""
+        if self.own_views and worker in self._present:
+            self.members = tuple(member for member in self.members if member != worker)
+            self._present, self.changed = frozenset(self.members), number
+
+    def on_staleness(self, event: Event, at: float, number: int) -> None:
+        """It has made updates: it takes part."""
+        if self._lane_state(event["who"]) in (l.JOINING, l.PAUSED, l.SPARE):
+            self._settle(str(event["who"]), at, number)
+
     def on_lost(self, event: Event, at: float, number: int) -> None:
         self._elsewhere.feed(event)
         self._move_living(event["who"], l.RECOVERING, at, number)
@@ -251,8 +271,10 @@ class Workers:
         self._settle(str(event["who"]), at, number)
 
     def on_progress(self, event: Event, at: float, number: int) -> None:
-        """One of the members speaks for all: a step takes everyone."""
+        """One of the members speaks for all: a step takes everyone. Where each is in its own view, for itself."""
         self._say(event["who"], "member")
+        if self.own_views:
+            return
         if self.waiting:
             for member in self.members:
                 self.waiting.pop(member, None)
@@ -334,14 +356,17 @@ class Workers:
 
     def on_evicted(self, event: Event, at: float, number: int) -> None:
         self._say(event["who"], "evicted")
+        self._goes(str(event["who"]), number)
         self._move_living(event["who"], l.PAUSED, at, number)
 
     def on_left(self, event: Event, at: float, number: int) -> None:
         self._say(event["who"], "leaving")
+        self._goes(str(event["who"]), number)
         self._move_living(event["who"], l.GONE, at, number)
 
     def on_finished(self, event: Event, at: float, number: int) -> None:
         self._say(event["who"], "finished")
+        self._goes(str(event["who"]), number)
         self._move(event["who"], l.GONE, at, number)
 
 

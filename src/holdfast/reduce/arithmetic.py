@@ -85,8 +85,9 @@ def _add_into(
     spare = [torch.empty(chunk, dtype=out.dtype) for _ in range(temporaries)]
     for low in range(start, stop, chunk):
         high = min(low + chunk, stop)
-        target = out[low:high]
-        registers = [operand[low:high] for operand in operands]
+        whole = low == 0 and high == out.numel()
+        target = out if whole else out[low:high]
+        registers = list(operands) if whole else [operand[low:high] for operand in operands]
         registers += [temporary[: high - low] for temporary in spare]
         if not operations:
             divide(registers[0], divisor, target)

@@ -17,6 +17,9 @@ from holdfast.reduce.aggregators import ALONE, Cut, Parties, Work
 from holdfast.reduce.arena import Arena, joint_result, result_parts
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.reduction import Brought, ReductionTerms
+from holdfast.reduce.tree import Range
+
+PLANNED_MAX = 64
 
 
 class SharedMemory:
@@ -42,27 +45,17 @@ class SharedMemory:
         self._arenas = arenas
         self._terms = terms
         self._vectors: dict[tuple[str, int, int], tuple[torch.Tensor, ...]] = {}
+        self._planned: dict[tuple[tuple[Range, str, int], ...], Work] = {}  # of steps whose sums lay in these slots
         self._joint: tuple[Layout, torch.Tensor] | None = None
 
     def reduce(
         self, step: int, layout: Layout, members: Sequence[str], brought: Mapping[str, Brought]
     ) -> tuple[torch.Tensor, Callable[[], bool]]:
-        owners = [(node, member, slot) for member in members for node, slot in brought[member].nodes]
-        owners.sort()
-        nodes = tuple(node for node, _, _ in owners)
-        operands = [self._slot_vectors(member, slot, layout) for _, member, slot in owners]
         writers = [self._arenas[member] for member in (members if self.two_rounds else [self._me])]
         own, stamp = self._arenas[self._me], (self._view.number, step)
-        unit = self._terms.aggregator.unit_bytes(layout)
-        part = result_parts(layout, len(writers), unit)[writers.index(own)]
         own.claim_result(*stamp)
-        result = self._readable(layout, writers, own, part)
-        cuts = []
-        for index, (section, out) in enumerate(zip(layout.sections, layout.vectors(own.result(layout)), strict=True)):
-            start, stop = section.columns(part)
-            cuts.append(Cut([vectors[index][start:stop] for vectors in operands], out[start:stop], start))
-        work = Work(layout, cuts, nodes, self._terms.shards, self._parties)
-        self._trusted = self._terms.aggregator.reduce(work)
+        result = self._readable(layout, writers, own)
+        self._trusted = self._terms.aggregator.reduce(self._work(layout, members, brought, writers))
         # In one round a peer may be at the next step already, in its other slots.
         check_stamps(self._arenas, members, {stamp} if self.two_rounds else {stamp, (stamp[0], step + 1)})
         return result, lambda: all(arena.result_stamp == stamp for arena in writers)
@@ -70,9 +63,34 @@ class SharedMemory:
     def trusted(self) -> tuple[bool, ...] | None:
         return self._trusted
 
-    def _readable(self, layout: Layout, writers: Sequence[Arena], own: Arena, part: tuple[int, int]) -> torch.Tensor:
+    def _work(
+        self, layout: Layout, members: Sequence[str], brought: Mapping[str, Brought], writers: Sequence[Arena]
+    ) -> Work:
+        """My part. Slots are used again and again, so that the same tensors over them serve most steps."""
+        owners = tuple(sorted([(node, member, slot) for member in members for node, slot in brought[member].nodes]))
+        known = self._planned.get(owners)
+        if known is not None and known.layout is layout:
+            return known
+        operands = [self._slot_vectors(member, slot, layout) for _, member, slot in owners]
+        own = self._arenas[self._me]
+        part, cuts = self._part(layout, writers), []
+        for index, (section, out) in enumerate(zip(layout.sections, layout.vectors(own.result(layout)), strict=True)):
+            start, stop = section.columns(part)
+            cuts.append(Cut([vectors[index][start:stop] for vectors in operands], out[start:stop], start))
+        work = Work(layout, cuts, tuple(node for node, _, _ in owners), self._terms.shards, self._parties)
+        if len(self._planned) >= PLANNED_MAX:
+            self._planned.clear()
+        self._planned[owners] = work
+        return work
+
+    def _part(self, layout: Layout, writers: Sequence[Arena]) -> tuple[int, int]:
+        """The bytes of the result that are mine to write."""
+        unit = self._terms.aggregator.unit_bytes(layout)
+        return result_parts(layout, len(writers), unit)[writers.index(self._arenas[self._me])]
+
+    def _readable(self, layout: Layout, writers: Sequence[Arena], own: Arena) -> torch.Tensor:
         if self._joint is None or self._joint[0] is not layout:
-            own.free_result(part)
+            own.free_result(self._part(layout, writers))
             unit = self._terms.aggregator.unit_bytes(layout)
             joint = joint_result(writers, layout, unit) if len(writers) > 1 else own.result(layout)
             self._joint = (layout, joint)

@@ -72,18 +72,29 @@ class CheckVerdict:
     lines: tuple[str, ...] = ()
     hint: str = ""
     left_out: str = ""  # what was not checked, and why
+    tables: tuple[str, ...] = ()  # whose rows were left as they are
 
     def text(self) -> str:
         if self.found is None:
             steps = f"{self.steps} step{'s' * (self.steps != 1)}"
             said = f"exact in {self.shards} shards of {steps}: {', '.join(self.checks)}"
-            return f"{said} ({self.left_out})" if self.left_out else said
+            said = f"{said} ({self.left_out})" if self.left_out else said
+            return f"{said}; {_of_tables(self.tables)}" if self.tables else said
         parts = [f"not exact: {self.sentence}"]
         if self.around:
             parts.append(f"  what else differs: {', '.join(self.around)}")
         if self.lines:
             parts.append(f"  look at {', '.join(self.lines)}")
         return "\n".join([*parts, f"  hint: {self.hint}"])
+
+
+def _of_tables(names: Sequence[str]) -> str:
+    """What a script with tables is told: the dense part was compared, and rows are another matter."""
+    whose = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return (
+        f"that is the dense part, with the rows of {whose} left as they are: rows that several workers train depend on "
+        "whose update comes first, so they are not exact by design (docs/how-to/embedding-tables.md)"
+    )
 
 
 @dataclass(frozen=True)
@@ -110,7 +121,7 @@ def judge(first: Noted, joiner: Noted, script: Script) -> CheckVerdict:
     checks = (FETCH, ORDER, RESTORE, *([JOIN] if common else []))
     shards = max((len(shards) for shards in first.shards.values()), default=0) * first.steps
     if found is None:
-        return CheckVerdict(shards, first.steps, checks)
+        return CheckVerdict(shards, first.steps, checks, tables=first.tables)
     around, names = _suspects(first, joiner, found.step)
     when = f"{'in' if found.shard >= 0 else 'after'} {_place(found)}"
     sentence = f"{found.what}{_and_more(found)} {when} differs in a process that joined the run: {found.clue}"

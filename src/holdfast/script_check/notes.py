@@ -72,6 +72,7 @@ class Noted:
     again: int = 0  # shards that were computed again
     steps: int = 0
     joined: bool = False  # the run was joined at all
+    tables: tuple[str, ...] = ()  # embedding tables that the script trains, and that stayed as they were
     over: bool = False  # it came to its end
 
 
@@ -104,6 +105,7 @@ def _take(noted: Noted, record: Mapping[str, Any]) -> None:
     kind = record["kind"]
     if kind == "joined":
         noted.joined = True
+        noted.tables = tuple(record.get("tables", ()))
     elif kind == "shards":
         noted.shards[record["step"]] = {int(shard): words for shard, words in record["shards"].items()}
         noted.again += record["again"]

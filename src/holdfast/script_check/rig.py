@@ -18,6 +18,7 @@ from holdfast.placement.bootstrap import run_script
 from holdfast.script_check.joining_in import CheckedPlace
 from holdfast.script_check.notes import JOINER, PLACE, Notes, Task
 from holdfast.script_check.recomputing import Recomputing
+from holdfast.script_check.rows import freeze_rows
 from holdfast.script_check.surroundings import Surroundings
 from holdfast.state.optimizer import by_name
 
@@ -43,13 +44,14 @@ def check_joins(task: Task) -> None:
     def checked(model: Any, optimizer: Any, dataset: Any, **options: Any) -> Run:
         if task.role == JOINER and options.get("num_workers"):
             options |= {"num_workers": 0, "prefetch_factor": None}  # another way to fetch, of which nothing may depend
+        frozen = freeze_rows(model)
         run = join(model, optimizer, dataset, **options)
         extras = dict(options.get("extras") or {})
         known = (run, *by_name(run.optimizer).values(), *extras.values(), model, optimizer, extras)
         run.engine.checker = checker = Recomputing(run, task, notes, Surroundings(run.model, known))
         CheckedPlace.arrived = staticmethod(checker.arrived)
         run.watch(lambda step, view, counted: checker.applied(step))
-        notes.write("joined")
+        notes.write("joined", tables=frozen)
         return run
 
     joining.join = checked

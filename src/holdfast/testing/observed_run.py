@@ -19,7 +19,7 @@ from typing import Any
 
 from holdfast.events import EventReader
 from holdfast.placement.directory import RunDirectory, home_directory
-from holdfast.placement.proc import find_workers, process_state
+from holdfast.placement.proc import find_servers, find_workers, process_state
 
 WAIT_S = 120.0
 PERIOD_S = 0.01
@@ -244,9 +244,9 @@ class ObservedRun(Observed):
         self.agent.wait(10)
 
     def power_off(self) -> None:
-        """End the agent and all workers at once. The agent goes first: it would replace workers."""
+        """End the agent, all workers and servers at once. The agent goes first: it would replace them."""
         self.kill_agent()
-        for worker in find_workers(self.directory.path):
+        for worker in (*find_workers(self.directory.path), *find_servers(self.directory.path)):
             send(worker.pid, signal.SIGKILL)
             self.started.pop(worker.worker, None)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from holdfast.core.options.kinds import Text
+from holdfast.core.options.kinds import Switch, Text
 
 _KEY = "option"
 
@@ -47,7 +47,9 @@ class Option:
 
     def words(self, value: Any) -> list[str]:
         """The words of a command line that give this value; none for the default."""
-        return [] if value == self.default else [self.flag, self.kind.spell(value)]
+        if value == self.default:
+            return []
+        return [self.flag] if isinstance(self.kind, Switch) else [self.flag, self.kind.spell(value)]
 
 
 def option(kind: Text, default: Any = MISSING, *, flag: str = "", **about: Any) -> Any:

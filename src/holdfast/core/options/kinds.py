@@ -13,6 +13,7 @@ from holdfast.core.durations import HINT, parse_duration, spell_duration
 from holdfast.core.errors import ConfigError
 
 SEE = "see `holdfast run --help`"
+ON = "on"
 NEVER = "none"  # the word for a duration that never ends
 PORT_MAX = 65535
 _ADDRESS = re.compile(r"(?:(?P<bare>\d+)|(?P<host>[A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\]):(?P<port>\d+))")
@@ -132,6 +133,15 @@ class Choice(Text):
     def check(self, what: str, value: Any, hint: str) -> None:
         if value not in self.words:
             raise ConfigError(f"{what} is {value!r:.40}", hint=f"choose one of {', '.join(self.words)}")
+
+
+@dataclass(frozen=True)
+class Switch(Text):
+    """Off, the empty word, unless its flag is given, which takes no word: then ON."""
+
+    def check(self, what: str, value: Any, hint: str) -> None:
+        if value not in ("", ON):
+            raise ConfigError(f"{what} is {value!r:.40}", hint=f"{what} takes no word")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.core.options.declaring import Option, option
-from holdfast.core.options.kinds import Choice, Duration, Fraction, ListenAddress, Text, Whole
+from holdfast.core.options.kinds import Choice, Duration, Fraction, ListenAddress, Switch, Text, Whole
 
 WORKERS_MAX = 1024
 SERVERS_MAX = 256
@@ -20,6 +20,7 @@ AUDIT_EVERY_MAX = 1_000_000
 DAY_S = 86400.0
 WARM, COLD = STARTS = ("warm", "cold")  # forked from a process that has imported what they need, or one by one
 PATHS = ("auto", "shared-memory", "network")
+ON, OFF = REBALANCE = ("on", "off")  # shards follow the workers' paces, or stay with them
 REFUSE, WARN = NUMERICS = ("refuse", "warn")  # a worker whose arithmetic gives other bits
 DASHBOARD_PORT = 8642
 METRICS_PORT = 9464  # where OpenTelemetry's exporter for Prometheus is
@@ -59,10 +60,10 @@ class AgentOptions:
         more="Up to 64 letters, digits, dots, dashes, underscores",
     )
     workers: int = option(
-        Whole(1, WORKERS_MAX),
+        Whole(0, WORKERS_MAX),
         group=GENERAL,
         metavar="N",
-        help="how many workers train",
+        help="how many workers train; 0: this host only serves, with --servers",
         hint="a worker is a process: about as many as the host has cores",
     )
     durable: str = option(
@@ -163,7 +164,7 @@ class WorkerOptions:
         group=SERVING,
         metavar="N",
         help="how many parameter servers this host has, for a script with mode=holdfast.Async()",
-        more="[How](../how-to/parameter-servers.md)",
+        more="A host with `--servers` and without workers [only serves](../how-to/parameter-servers.md#several-hosts)",
         hint="a server is a process: 3 of them outlive the loss of one",
     )
     replicas: int = option(
@@ -173,8 +174,15 @@ class WorkerOptions:
         group=SERVING,
         metavar="R",
         help="how many servers have each slice of the parameters",
-        more="A slice outlives the loss of fewer than half of them",
+        more="A slice outlives the loss of fewer than half of them. On several hosts, of the servers of all hosts",
         hint="3 replicas outlive the loss of one server, 5 of two",
+    )
+    horovod: str = option(
+        Switch(),
+        "",
+        group=GENERAL,
+        help="`import horovod` in the script finds holdfast.horovod",
+        more="[From Horovod](../how-to/from-horovod.md)",
     )
     late_after_s: float = option(
         Duration(0.1, 7 * DAY_S, never=True),
@@ -184,6 +192,13 @@ class WorkerOptions:
         help="the others go on without a worker whose shards come this much later than theirs, or none",
         more="It is [left behind](../explanation/membership.md#late-and-left-behind) and comes back when it can; later "
         "where its shards usually take long or the state is large",
+    )
+    rebalance: str = option(
+        Choice(REBALANCE),
+        ON,
+        group=PATIENCE,
+        help="shards move from slow workers to fast ones, or every worker keeps as many",
+        more="That changes nothing in the result; `off` is for measuring what it is worth",
     )
     lease_s: float = option(
         Duration(0.2, 3600.0),

@@ -2,10 +2,10 @@
 
 import { byId, clock, make, moment, put, whole } from "./format.js";
 
-const BAD = new Set(["worker_exited", "hung", "lost", "failed", "evicted", "corruption", "distrusted", "script_mistake", "inexact", "rewound", "skipped"]);
-const WARN = new Set(["slow", "waiting", "warning", "ledger_down", "storage_down"]);
-const GOOD = new Set(["recovered", "joined", "checkpoint", "finished", "run_finished", "resumed", "ledger_up", "storage_up", "no_longer_slow", "early_stop"]);
-const ROUTINE = new Set(["progress", "rebalanced", "registered", "spent"]);
+const BAD = new Set(["worker_exited", "server_exited", "server_hung", "slices_lost", "hung", "lost", "failed", "evicted", "corruption", "distrusted", "script_mistake", "inexact", "rewound", "skipped"]);
+const WARN = new Set(["slow", "server_slow", "failover", "waiting", "warning", "ledger_down", "storage_down"]);
+const GOOD = new Set(["recovered", "joined", "checkpoint", "finished", "run_finished", "resumed", "ledger_up", "storage_up", "no_longer_slow", "server_no_longer_slow", "early_stop"]);
+const ROUTINE = new Set(["progress", "rebalanced", "registered", "spent", "serving", "staleness"]);
 const SHOWN = 60;
 const HARMLESS = /^ended: (finished|left|stopped)/;
 

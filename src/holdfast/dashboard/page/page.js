@@ -2,7 +2,7 @@
 
 import { EventList } from "./eventlist.js";
 import { byId, put } from "./format.js";
-import { showCheckpoints, showCrew, showHeader, showTime } from "./panels.js";
+import { showCheckpoints, showCrew, showHeader, showServers, showTime } from "./panels.js";
 import { Story } from "./story.js";
 import { Timeline } from "./timeline.js";
 
@@ -24,6 +24,7 @@ function render() {
   showTime(story);
   if (any("crew", "facts", "lanes")) showCrew(story, token && running() ? drain : null);
   if (any("checkpoints", "stored")) showCheckpoints(story);
+  if (any("servers", "slices", "header")) showServers(story);
   if (any("events")) list.render();
   timeline.render();
   byId("actions").hidden = !(token && running());

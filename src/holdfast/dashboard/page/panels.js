@@ -33,7 +33,7 @@ export function showHeader(story) {
   showSaved(header);
   put("workers", `${header.members} of ${header.size}`);
   const idle = story.crew.filter((one) => one.state === "spare").length;
-  put("workers-note", [`view ${header.view}`, idle ? count(idle, "spare") : ""].filter(Boolean).join(" · "));
+  put("workers-note", [header.own_views ? "" : `view ${header.view}`, idle ? count(idle, "spare") : ""].filter(Boolean).join(" · "));
   showAlerts(header);
   const at = header.steps ? `${header.step}/${header.steps}` : header.step;
   const title = `${header.state === "running" ? `step ${at}` : header.state} · ${run.name}`;
@@ -145,7 +145,7 @@ function fillBar(bar, shares, sum) {
 function showRows(story) {
   const rows = [];
   const now = story.header.now;
-  for (const lane of story.lanes) {
+  for (const lane of story.lanes.filter((one) => one.group === "workers")) {
     const shares = sharesOf(story.accounts ? story.accounts.slots[lane.name] : secondsOf(lane, now));
     const sum = shares.reduce((all, [, value]) => all + value, 0);
     if (!sum) continue;
@@ -220,6 +220,45 @@ export function showCrew(story, drain) {
       action.firstChild.onclick = () => drain(one.worker);
       action.firstChild.setAttribute("aria-label", `drain ${one.worker}`);
     } else action.replaceChildren();
+  });
+}
+
+export function showServers(story) {
+  const { header, servers, slices } = story;
+  byId("serving").hidden = !servers.length && !slices.length;
+  put("serving-note", [`${whole.format(header?.servers ?? 0)} alive here`, count(header?.failovers ?? 0, "failover")].join(" · "));
+  rowsOf("servers", servers, (one) => one.server.replace(/\.\d+/, ""), () => {
+    const row = make("tr");
+    for (const kind of ["", "", "number", "number less", "number", "number"]) row.append(make("td", { class: kind }));
+    row.cells[1].append(make("span", { class: "badge" }, make("i"), make("span")));
+    return row;
+  }, (row, one) => {
+    const alive = !["dead", "gone"].includes(one.state);
+    row.className = alive ? "" : "faded";
+    const [name, state, leads, log, updates, lag] = row.cells;
+    put(name, one.server);
+    name.title = one.pid ? `process ${one.pid}` : "";
+    state.firstChild.firstChild.className = `c-${one.state}`;
+    put(state.firstChild.lastChild, one.state === "gone" ? "ended" : one.state);
+    put(leads, alive ? `${one.leads} of ${one.slices}` : "");
+    put(log, alive ? `${whole.format(one.entries)} · ${bytes(one.log_bytes)}` : "");
+    log.title = "entries of its logs, and the bytes that are held for them";
+    put(updates, whole.format(one.updates));
+    put(lag, alive && one.lag_s !== null ? `${number(one.lag_s * 1000)} ms` : "");
+    lag.classList.toggle("level-warn", Boolean(one.slow));
+    lag.title = one.slow ? `${one.slow} times as long as the others` : "how long it takes to confirm what the others send";
+  });
+  rowsOf("slices", slices, (one) => one.slice, () => {
+    const row = make("tr");
+    for (const kind of ["", "", "less", "number"]) row.append(make("td", { class: kind }));
+    return row;
+  }, (row, one) => {
+    const [name, primary, others, epoch] = row.cells;
+    put(name, one.slice);
+    put(primary, one.primary);
+    put(others, one.others.join(", ") || "no other");
+    put(epoch, whole.format(one.epoch));
+    epoch.title = count(one.failovers, "failover");
   });
 }
 

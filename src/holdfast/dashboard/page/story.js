@@ -1,6 +1,7 @@
 // What the page knows of the run: the first picture, and the changes that were put upon it since.
 
-export const STATES = ["computing", "slow", "recovering", "joining", "spare", "paused", "dead", "gone"];
+export const STATES = ["computing", "slow", "recovering", "joining", "spare", "paused", "dead", "gone", "serving"];
+const GROUPS = ["workers", "servers", "slices"];
 const EVENTS_MAX = 1200;
 
 export class Story {
@@ -16,6 +17,8 @@ export class Story {
     this.series = {};
     this.marks = [];
     this.crew = [];
+    this.servers = [];
+    this.slices = [];
     this.facts = {};
     this.stored = null;
     this.checkpoints = [];
@@ -38,7 +41,7 @@ export class Story {
       this.clear();
       this.run = picture.run;
       this.known = true;
-      ["lanes", "series", "marks", "crew", "facts", "checkpoints", "events"].forEach((name) => changed.add(name));
+      ["lanes", "series", "marks", "crew", "servers", "facts", "checkpoints", "events"].forEach((name) => changed.add(name));
     }
     this.header = picture.header;
     this.counts = picture.counts;
@@ -49,7 +52,7 @@ export class Story {
       this.series[name] = before.concat(part.points);
       changed.add("series");
     }
-    for (const name of ["marks", "crew", "facts", "checkpoints", "stored", "accounts"]) {
+    for (const name of ["marks", "crew", "servers", "slices", "facts", "checkpoints", "stored", "accounts"]) {
       if (picture[name] !== undefined) {
         this[name] = picture[name];
         changed.add(name);
@@ -64,19 +67,19 @@ export class Story {
   }
 
   #lanes(lanes, changed) {
-    const place = new Map(this.lanes.map((lane, index) => [lane.name, index]));
+    const place = new Map(this.lanes.map((lane, index) => [`${lane.group} ${lane.name}`, index]));
     for (const lane of lanes) {
-      const index = place.get(lane.name);
+      const index = place.get(`${lane.group} ${lane.name}`);
       if (index === undefined) this.lanes.push(lane);
       else this.lanes[index] = lane;
     }
-    const key = (lane) => {
-      const [slot, host] = lane.name.slice(1).split("@");
-      return [host ?? "", Number(slot)];
+    const key = (lane) => { // workers and servers by host and slot, slices by kind and number
+      const [first, second] = lane.group === "slices" ? lane.name.split("/") : lane.name.slice(1).split("@").reverse();
+      return second === undefined ? [GROUPS.indexOf(lane.group), "", Number(first) || 0] : [GROUPS.indexOf(lane.group), first, Number(second) || 0];
     };
     this.lanes.sort((a, b) => {
       const [one, two] = [key(a), key(b)];
-      return one[0] < two[0] ? -1 : one[0] > two[0] ? 1 : one[1] - two[1];
+      return one[0] - two[0] || (one[1] < two[1] ? -1 : one[1] > two[1] ? 1 : one[2] - two[2]);
     });
     changed.add("lanes");
   }

@@ -4,7 +4,7 @@ import { byId, clock, draw, duration, make, number, put, whole } from "./format.
 import { STATES } from "./story.js";
 
 // A stretch's height says its state as well as its colour does.
-const HEIGHTS = { computing: 1, slow: 1, recovering: 1, joining: 0.55, paused: 0.45, spare: 0.25, dead: 0.25 };
+const HEIGHTS = { computing: 1, serving: 1, slow: 1, recovering: 1, joining: 0.55, paused: 0.45, spare: 0.25, dead: 0.25 };
 const CHART_HEIGHT = 84;
 const SEEN_BEYOND = 6; // lanes drawn above and below what is in sight
 const MANY = 40; // marks, which then stand back behind the curve
@@ -34,10 +34,12 @@ export class Timeline {
   }
 
   #legend() {
-    for (const state of STATES.slice(0, 7)) {
+    for (const state of STATES.filter((one) => HEIGHTS[one])) {
       const key = make("i", { class: `key c-${state}` });
       key.style.height = `${Math.round(12 * HEIGHTS[state])}px`;
-      byId("legend").append(make("li", {}, key, state));
+      const entry = make("li", {}, key, state);
+      if (state === "serving") entry.id = "legend-serving";
+      byId("legend").append(entry);
     }
     const saved = make("i", { class: "key c-checkpointing" });
     saved.style.height = "5px";
@@ -102,7 +104,10 @@ export class Timeline {
   render() {
     const { story } = this;
     const begun = story.lanes.length > 0;
+    const served = story.lanes.some((lane) => lane.group !== "workers");
     byId("timeline-empty").hidden = begun;
+    byId("legend-serving").hidden = !served;
+    put("lanes-title", served ? "Workers, servers and slices" : "Workers");
     for (const part of [this.rate.box, this.loss.box, this.lanes, byId("axis")]) part.hidden = !begun;
     document.querySelector(".lanes-head").hidden = !begun;
     if (!begun) return;
@@ -195,7 +200,10 @@ export class Timeline {
     for (let index = first; index < (end || lanes.length); index += 1) {
       const lane = lanes[index];
       const middle = index * row + row / 2;
-      parts.push(draw("text", { class: "lane-name", x: scale.left - 8, y: middle + 4, "text-anchor": "end" }, trimmed(lane.name, scale.left)));
+      parts.push(draw("text", { class: "lane-name", x: scale.left - 8, y: middle + 4, "text-anchor": "end", "data-group": lane.group }, trimmed(shortened(lane), scale.left)));
+      if (index && lane.group !== lanes[index - 1].group) {
+        parts.push(draw("line", { class: "grid-line", x1: 0, x2: scale.right, y1: index * row, y2: index * row }));
+      }
       for (const { at, state, end: until } of this.#stretches(lane)) {
         const size = HEIGHTS[state];
         if (!size || until < scale.from) continue;
@@ -206,11 +214,24 @@ export class Timeline {
     for (const state of STATES) { // the rare ones last: they must not be covered
       if (shapes[state]) parts.push(draw("path", { class: `s-${state}`, d: shapes[state].join(""), "data-state": state }));
     }
+    parts.push(...this.#changes(scale, lanes.slice(first, end || lanes.length), first, thick));
     if (this.at !== null) parts.push(draw("line", { class: "cursor", x1: scale.x(this.at), x2: scale.x(this.at), y1: 0, y2: height }));
     if (this.picked) parts.push(this.#outline(scale, row, thick));
     this.laneSvg.setAttribute("height", height);
     this.laneSvg.setAttribute("data-first", first);
     this.laneSvg.replaceChildren(...parts);
+  }
+
+  // Where a slice got another primary there is a gap in its lane, which is as wide on any screen.
+  #changes(scale, lanes, first, thick) {
+    const gaps = [];
+    lanes.forEach((lane, index) => {
+      if (lane.group !== "slices") return;
+      for (const [at] of lane.stretches.slice(1)) {
+        gaps.push(`M${(scale.x(at) - 1).toFixed(1)},${(first + index) * this.row + (this.row - thick) / 2}h2v${thick}h-2z`);
+      }
+    });
+    return gaps.length ? [draw("path", { class: "handed", d: gaps.join("") })] : [];
   }
 
   #outline(scale, row, thick) {
@@ -356,6 +377,11 @@ function since(seconds) {
   if (seconds < 3600) return `${Math.floor(seconds / 60)}:${two(seconds % 60)}`;
   if (seconds < 86400) return `${Math.floor(seconds / 3600)}:${two((seconds % 3600) / 60)} h`;
   return `${Math.floor(seconds / 86400)} d ${Math.round((seconds % 86400) / 3600)} h`;
+}
+
+// A slice's kind is clear from where it stands: the parameters' have their number.
+function shortened(lane) {
+  return lane.group === "slices" ? lane.name.replace(/^parameters\//, "slice ") : lane.name;
 }
 
 function trimmed(name, gutter) {
