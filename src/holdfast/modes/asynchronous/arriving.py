@@ -16,7 +16,7 @@ from holdfast.core.errors import PeerError
 from holdfast.modes.asynchronous.exchange import Exchange
 from holdfast.modes.asynchronous.extras import TravellingExtras
 from holdfast.modes.asynchronous.given_steps import GivenSteps
-from holdfast.modes.asynchronous.served_state import ServedState, all_pieces
+from holdfast.modes.asynchronous.served_state import ServedState
 from holdfast.servers.port import Piece, Versions
 from holdfast.servers.slicing import Segment
 from holdfast.servers.units_port import ServerLines, Standing
@@ -97,18 +97,18 @@ def _begun(lines: ServerLines, wait: Callable[[float], None]) -> Standing:
 def collect(lines: ServerLines, exchange: Exchange, state: ServedState, data: GivenSteps) -> Versions:
     """A consistent state of all slices is in the model and its optimizers: for whoever saves it now."""
 
-    def capture() -> tuple[Versions, Standing, list[tuple[Segment, Piece]]]:
+    def capture() -> tuple[Versions, Standing]:
         for _ in range(CAPTURES):
             taken = lines.parameters.capture(timeout_s=CAPTURE_S)
             try:
                 standing = lines.units.standing(taken.clocks)
                 if standing is not None:
-                    return taken.versions, standing, all_pieces(taken, state.layout)
+                    state.fill_in(taken.pieces())  # the training thread waits for it
+                    return taken.versions, standing
             finally:
                 taken.close()
         raise PeerError("the workers were too fast for a checkpoint of all slices")
 
-    versions, standing, pieces = exchange.call(capture, CAPTURE_S)
+    versions, standing = exchange.call(capture, CAPTURE_S)
     data.begins_at = standing.next, standing.left
-    state.fill_in(pieces)
     return versions

@@ -2,7 +2,7 @@
 
 A script's optimizers say what the servers do, and update nothing here. Their state is filled in when a checkpoint is
 saved, and is what the slices begin with when one is resumed: so a checkpoint is the same in every mode, whatever the
-number of servers. Belongs to the training thread.
+number of servers. Belongs to the training thread, and to the exchange while that one waits for a capture.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from holdfast.core.errors import ProtocolError
-from holdfast.servers.port import Capture, Layout, Piece, layout_of
+from holdfast.servers.port import Layout, Piece, layout_of
 from holdfast.servers.recipe import Settings, settings_of
 from holdfast.servers.slicing import Segment
 from holdfast.state.naming import named_parameters
@@ -80,24 +80,40 @@ class ServedState:
         return Piece(flat, cut)
 
     def fill_in(self, pieces: Iterable[tuple[Segment, Piece]]) -> None:
-        """The model and the optimizers have the captured state from now on."""
+        """The model and the optimizers have the captured state from now on. ProtocolError if elements are missing.
+
+        Each piece is put in place as it comes, into memory that the last capture has left. What fails in the middle
+        leaves a mixture, which nobody may use: the next capture fills it in again, and a step loads its parameters.
+        """
         states: dict[int, dict[str, torch.Tensor]] = {}
+        elements = 0
         with torch.no_grad():
             for segment, piece in pieces:
+                elements += segment.elements
                 parameter = self.parameters[segment.parameter]
-                state = states.setdefault(segment.parameter, {})
+                if segment.parameter not in states:
+                    kept = self._owners[id(parameter)].state.get(parameter, {})
+                    states[segment.parameter] = {name: kept[name] for name in piece.optimizer if name in kept}
+                state = states[segment.parameter]
                 _fill(parameter, segment, piece.values)
                 for name, value in piece.optimizer.items():
                     if not value.dim():
                         state[name] = value.clone()
                         continue
-                    if name not in state:
+                    if not _fits(state.get(name), parameter, value):
                         state[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
                     _fill(state[name], segment, value)
+        if elements != sum(size.elements for size in self.layout.sizes):
+            raise ProtocolError(f"the servers' state has {elements} elements, which is not what the model has")
         for number, state in states.items():
             parameter = self.parameters[number]
             if state:
                 self._owners[id(parameter)].state[parameter] = state
+
+
+def _fits(kept: object, parameter: torch.Tensor, value: torch.Tensor) -> bool:
+    """What is there already has room for this piece of it, with the parameter's shape."""
+    return isinstance(kept, torch.Tensor) and kept.shape == parameter.shape and kept.dtype == value.dtype
 
 
 def _fill(tensor: torch.Tensor, segment: Segment, values: torch.Tensor) -> None:
@@ -107,15 +123,3 @@ def _fill(tensor: torch.Tensor, segment: Segment, values: torch.Tensor) -> None:
     whole = tensor.detach().reshape(-1)  # a copy: its elements lie otherwise here
     whole[segment.start : segment.stop].copy_(values)
     tensor.detach().copy_(whole.view(tensor.shape))
-
-
-def all_pieces(capture: Capture, layout: Layout) -> list[tuple[Segment, Piece]]:
-    """Everything in it, kept. ProtocolError if elements are missing."""
-    pieces = [
-        (segment, Piece(piece.values.clone(), {name: one.clone() for name, one in piece.optimizer.items()}))
-        for segment, piece in capture.pieces()
-    ]
-    elements = sum(segment.elements for segment, _ in pieces)
-    if elements != sum(size.elements for size in layout.sizes):
-        raise ProtocolError(f"the servers' state has {elements} elements, which is not what the model has")
-    return pieces
