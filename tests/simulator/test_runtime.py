@@ -23,6 +23,10 @@ CHUNKS = 12
 REGRESSIONS = (1093, 1389, 1552, 4478)
 AS_THEN = {"network": "quick", "ambushes": 0.0, "in_steps": False, "shards_take": 1.0}  # rougher schedules came later
 
+# A joiner that is stopped before it asks for the state, and asks when its lease is gone and the others are in the lines
+# after their loop: it was given what these lines had made of the state, and ran them once more.
+ASKS_TOO_LATE = (2528, 6160, 6318)
+
 TWO_LOOPS = Script((Loop(3, lines_s=0.3, evaluates=True), Loop(9, left_after=6, records=True), Loop(12)))
 
 
@@ -38,6 +42,11 @@ def test_no_schedule_breaks_a_promise(chunk: int) -> None:
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_what_once_failed(seed: int) -> None:
     assert simulate(seed, **AS_THEN).books.finishers
+
+
+@pytest.mark.parametrize("seed", ASKS_TOO_LATE)
+def test_a_state_that_has_changed_is_not_given_to_who_asks_too_late(seed: int) -> None:
+    assert simulate(seed).books.finishers
 
 
 def stopped(seed: int, who: str, **changes: Any) -> World:

@@ -14,6 +14,7 @@ from holdfast.core.words import KEY_VIEW
 from holdfast.engine import place
 from holdfast.engine.api.outside import Outside
 from holdfast.engine.api.records import Records
+from holdfast.engine.between_loops import BetweenLoops
 from holdfast.engine.ledger_feed import LedgerFeed
 from holdfast.engine.loops import Loops
 from holdfast.engine.pausing import Pauses
@@ -32,7 +33,7 @@ from tests.harness.runtime import Violation, simulate
 from tests.harness.runtime.ledger import LedgerWatch
 from tests.harness.runtime.scenario import Scenario
 from tests.simulator import test_late, test_loops, test_mutants
-from tests.simulator.test_runtime import AS_THEN, stopped
+from tests.simulator.test_runtime import AS_THEN, ASKS_TOO_LATE, stopped
 
 Patch = pytest.MonkeyPatch
 SEEDS = 120
@@ -165,6 +166,16 @@ def stamps_are_not_looked_at(patch: Patch) -> None:
         patch.setattr(module, "check_stamps", lambda arenas, members, right: None)
 
 
+def a_state_is_offered_beyond_its_loop(patch: Patch) -> None:
+    """The lines after a loop change a state that is still on the desk."""
+
+    def let_them_read(self: BetweenLoops) -> None:
+        self._wait_while(self._machine.readers)
+        self._checkpoints.wait_copied()
+
+    patch.setattr(BetweenLoops, "let_them_read", let_them_read)
+
+
 def with_outages() -> None:
     for seed in range(20):
         simulate(seed, fault="outage", faults=2, in_steps=True)
@@ -188,6 +199,7 @@ RUNTIME: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
     (gaps_are_ignored, lambda: simulate(5)),
     (nobody_trains_without_the_ledger, with_outages),
     (stamps_are_not_looked_at, lambda: simulate(121)),
+    (a_state_is_offered_beyond_its_loop, lambda: simulate(ASKS_TOO_LATE[0])),
     (test_loops.change_what_others_read, lambda: play("joiners_where_loops_end")),
     (test_loops.keep_what_the_lines_did, lambda: play("two_joiners_in_the_second_loop")),
     (test_loops.forget_what_is_passed, lambda: play("two_joiners_in_the_second_loop")),

@@ -302,3 +302,29 @@ def test_summaries_come_back() -> None:
     summary = Summary.of(SMALL)
     assert Summary.decode(summary.encode()) == summary
     assert TransferManifest.decode(MANIFEST, bytes_max=BIG) == TransferManifest.of(SMALL)
+
+
+@pytest.mark.parametrize("withdrawn_after", [0, 1], ids=["before it asks", "between summary and manifest"])
+def test_what_is_not_offered_any_more_is_not_given(withdrawn_after: int) -> None:
+    """It refers to live memory: a summary of what that has become would be taken for this state's."""
+    held, asked = snapshot(floats=1000), [0]
+
+    def is_offered() -> bool:
+        asked[0] += 1
+        return asked[0] <= withdrawn_after
+
+    refused = pytest.raises(PeerError, match=r"no peer has a snapshot to give: .*step 3 is not offered any more")
+    with served(lambda sock: serve(sock, held, is_offered=is_offered, stall_s=5)) as socks, refused:
+        fetch(socks, bytes_max=BIG)
+
+
+def test_bytes_that_change_after_the_summary_are_noticed() -> None:
+    held = snapshot(floats=1000)
+
+    def is_offered() -> bool:
+        held.tensors[0].add_(1.0)  # the loop goes on as soon as the summary is made
+        return True
+
+    noticed = pytest.raises((IntegrityError, PeerError))
+    with served(lambda sock: serve(sock, held, is_offered=is_offered, stall_s=5)) as socks, noticed:
+        fetch(socks, bytes_max=BIG)

@@ -26,6 +26,7 @@ class BetweenLoops:
     ) -> None:
         self._machine = machine
         self._holder = transfer.holder
+        self._desk = transfer.desk
         self._capture = transfer.capture
         self._checkpoints = transfer.checkpoints
         self._wait_while = wait_while
@@ -44,6 +45,7 @@ class BetweenLoops:
     def let_them_read(self) -> None:
         """Before the script's lines, which may change the state."""
         self._wait_while(self._machine.readers)
+        self._desk.withdraw()  # for a joiner whose lease is gone, and which is not: nobody waits for it any more
         self._checkpoints.wait_copied()
 
     @property

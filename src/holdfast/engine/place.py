@@ -403,7 +403,7 @@ class Place:
         def on_snapshot(view: int, sock: socket.socket) -> None:
             snapshot = desk.wait_for(view, SNAPSHOT_WAIT_S)
             if snapshot is not None:
-                serve(sock, snapshot)
+                serve(sock, snapshot, is_offered=lambda: desk.offers(snapshot))
 
         return {
             GROUP: HandedOver(lambda view, connection: self.mailbox.put(Connected(view, connection))),

@@ -42,21 +42,32 @@ class _Tensors(Offer):
         return self._snapshot.chunk_digests().get((start, stop))
 
 
-def serve(sock: socket.socket, snapshot: Snapshot, *, stall_s: float = STALL_S, total_s: float = TOTAL_S) -> int:
+def serve(
+    sock: socket.socket,
+    snapshot: Snapshot,
+    *,
+    is_offered: Callable[[], bool] = lambda: True,
+    stall_s: float = STALL_S,
+    total_s: float = TOTAL_S,
+) -> int:
     """Answers a joiner until it hangs up; how many bytes were sent.
 
-    Runs in a thread of its own beside the user's loop. PeerError when the joiner stalls or breaks the protocol.
+    Runs in a thread of its own beside the user's loop. A snapshot refers to live memory: `is_offered` says whether that
+    is still as it was. Nothing that was made of it after it changed is given away, the digest least of all: a joiner
+    that was stopped before it asked would take another state for this one. PeerError when the joiner stalls or breaks
+    the protocol.
     """
     tensors = _Tensors(snapshot)
 
     def find(name: str) -> Offer:
         if name == TENSORS:
-            return tensors
-        if name == SUMMARY:
-            return Offer(Summary.of(snapshot).encode())
-        if name == MANIFEST:
-            return Offer(TransferManifest.of(snapshot).encode())
-        raise NotStored(f"a snapshot has no {name[:40]!r}")
+            return tensors  # what has changed since the summary was made does not fit its digests
+        if name not in (SUMMARY, MANIFEST):
+            raise NotStored(f"a snapshot has no {name[:40]!r}")
+        made = (Summary if name == SUMMARY else TransferManifest).of(snapshot).encode()
+        if not is_offered():  # asked for when all of it was read
+            raise NotStored(f"the state of step {snapshot.step} is not offered any more")
+        return Offer(made)
 
     return serve_bytes(sock, find, stall_s=stall_s, total_s=total_s)
 

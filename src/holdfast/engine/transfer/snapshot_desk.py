@@ -31,6 +31,11 @@ class SnapshotDesk:
             self._offered = None
             self._changed.notify_all()
 
+    def offers(self, snapshot: Snapshot) -> bool:
+        """Whether it is as it was. Once it is withdrawn, what it refers to may change at any moment."""
+        with self._changed:
+            return self._offered is not None and self._offered[1] is snapshot
+
     def wait_for(self, view: int, timeout_s: float) -> Snapshot | None:
         """The snapshot of that view, which may be offered a little later than it is asked for, but not again."""
         with self._changed:
