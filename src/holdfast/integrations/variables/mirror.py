@@ -125,6 +125,7 @@ class Mirror:
         self._zeros = [torch.zeros_like(buffer) for buffer, _ in self._metrics]
         self._shards = shards
         self._seed = seed
+        self._versions: list[int] = []  # of the parameters, when they were taken
 
     # ---- around a shard
 
@@ -186,8 +187,16 @@ class Mirror:
             words = torch.tensor([derive_seed(number, "generator", index) & 0x7FFF_FFFF, 0])
             self.framework.write(generator, words.to(self.framework.tensor(generator).dtype))
 
+    def begin_step(self, step: int) -> None:
+        """What somebody has done to the mirror's parameters since the last step, such as a drill, is done to all."""
+        for (parameter, variable), version in zip(self._parameters, self._versions, strict=False):
+            if parameter._version != version:
+                self._write(variable, parameter)
+        self.seed(step, "begin")
+
     def _take_parameters(self) -> None:
         self._take(self._parameters)
+        self._versions = [parameter._version for parameter, _ in self._parameters]
 
     def _take(self, pairs: Sequence[tuple[torch.Tensor, Any]]) -> None:
         if self.framework.shares:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy
 
 from holdfast.core.errors import ConfigError
 from holdfast.engine.api.run import Run
 from holdfast.engine.api.step import Step
 from holdfast.engine.steps import StepEngine, StepState
+from holdfast.integrations.variables.arrays import Rows, first, stacked
 from holdfast.integrations.variables.mirror import Mirror
 
 
@@ -96,11 +99,17 @@ class VariableRun:
         """Steps until `count` epochs are over."""
         return map(self._begun, self.run.epochs(count))
 
+    def evaluate(self, dataset: Any, fn: Callable[[Any], Mapping[str, Any]], **options: Any) -> dict[str, float]:
+        """As holdfast.Run's, with arrays as a dataset and tensors of the framework in the batch."""
+        rows = isinstance(dataset, (tuple, list, dict, numpy.ndarray))
+        options.setdefault("collate_fn", first if rows else stacked)
+        return self.run.evaluate(Rows(dataset) if rows else dataset, lambda batch: fn(self._convert(batch)), **options)
+
     def _begun(self, step: Step) -> VariableStep:
         state = self.run.engine.current
         assert state is not None and state.number == step.number
         self._updates = self._count()
-        self._mirror.seed(step.number, "begin")
+        self._mirror.begin_step(step.number)
         return VariableStep(self.run.engine, state, self._mirror, self._convert)
 
     def _settle(self) -> None:
