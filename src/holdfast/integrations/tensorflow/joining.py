@@ -11,7 +11,14 @@ import tensorflow as tf
 from holdfast.core.errors import ConfigError
 from holdfast.core.kinds import a_kind
 from holdfast.engine.api import joining
-from holdfast.integrations.variables.arrays import Batches, Pipeline, Rows, first, stacked, transformed
+from holdfast.integrations.variables.arrays import (
+    Rows,
+    batches_of_pipeline,
+    first,
+    is_pipeline,
+    stacked,
+    transformed,
+)
 from holdfast.integrations.variables.finding import variables_of
 from holdfast.integrations.variables.mirror import Mirror, Variables
 from holdfast.integrations.variables.on_tensorflow import OnTensorFlow
@@ -92,20 +99,13 @@ def _samples(
 ) -> tuple[Any, dict[str, Any]]:
     """The dataset for holdfast.join, and how it is asked for."""
     collate: Callable[[Any], Any] = stacked
-    if isinstance(dataset, tf.data.Dataset):
+    if is_pipeline(dataset):
         if batch_size is not None:
             raise ConfigError(
                 "batch_size was given, and a tf.data.Dataset that has its own batches",
                 hint="leave out batch_size, or give arrays",
             )
-        count = int(dataset.cardinality())
-        if count < 1:
-            raise ConfigError(
-                "the tf.data.Dataset does not say how many batches it has",
-                hint="dataset.apply(tf.data.experimental.assert_cardinality(count)), without repeat()",
-            )
-        batches = Pipeline(lambda number: iter(dataset.skip(number).as_numpy_iterator()), "the tf.data.Dataset")
-        return Batches(batches, count, shards), {
+        return batches_of_pipeline(dataset, shards), {
             **options,
             "batch_size": shards,
             "shuffle": False,

@@ -130,3 +130,20 @@ class Pipeline:
                 )
             if self._position > number:
                 return batch
+
+
+def is_pipeline(dataset: Any) -> bool:
+    """A tf.data.Dataset, told by what it can do: TensorFlow may not be there."""
+    return hasattr(dataset, "as_numpy_iterator") and hasattr(dataset, "cardinality")
+
+
+def batches_of_pipeline(dataset: Any, shards: int) -> Batches:
+    """Every worker reads all of it, in its one order, and takes the rows of its shards."""
+    count = int(dataset.cardinality())
+    if count < 1:
+        raise ConfigError(
+            "the tf.data.Dataset does not say how many batches it has",
+            hint="dataset.apply(tf.data.experimental.assert_cardinality(count)), without repeat()",
+        )
+    start = lambda number: iter(dataset.skip(number).as_numpy_iterator())  # noqa: E731
+    return Batches(Pipeline(start, "the tf.data.Dataset"), count, shards)

@@ -52,9 +52,11 @@ class MirrorModule(torch.nn.Module):
             self.register_parameter(names.of(one), _parameter(framework, one, trained=True))
         for one in variables.frozen:
             self.register_parameter(names.of(one), _parameter(framework, one, trained=False))
-        for one in (*variables.others, *variables.metrics):
+        for one in variables.others:
             tensor = framework.tensor(one)
             self.register_buffer(names.of(one), tensor if framework.shares else tensor.detach().clone())
+        for one in variables.metrics:  # always memory of their own: a shard begins with none of what was added before
+            self.register_buffer(names.of(one), framework.tensor(one).detach().clone())
 
 
 class MirrorOptimizer(torch.optim.Optimizer):
@@ -131,8 +133,7 @@ class Mirror:
 
     def begin_shard(self, place: tuple[int, int]) -> None:
         """The mirror's buffers have the step's first values."""
-        if not self.framework.shares:
-            self._give(self._others)
+        self._give(self._others)
         for (_, variable), zero in zip(self._metrics, self._zeros, strict=True):
             self.framework.write(variable, zero)
         self.seed(*place)
@@ -144,13 +145,16 @@ class Mirror:
                 f"{len(gradients)} gradients were given for {len(self.trained)} trainable variables",
                 hint="give one for each variable that join knows, in their order, and None where there is none",
             )
+        if self.framework.shares:
+            for one, grad in zip(self.trained, gradients, strict=True):
+                one.grad = grad
+            return
         given = [(one, grad) for one, grad in zip(self.trained, gradients, strict=True) if grad is not None]
         with torch.enable_grad():
             torch.autograd.backward([one for one, _ in given], [self.framework.tensor(grad) for _, grad in given])
 
     def end_shard(self) -> None:
-        if not self.framework.shares:
-            self._take(self._others)
+        self._take(self._others)
         with torch.no_grad():
             for buffer, variable in self._metrics:
                 buffer.add_(self.framework.tensor(variable), alpha=self._shards)
@@ -199,11 +203,10 @@ class Mirror:
         self._versions = [parameter._version for parameter, _ in self._parameters]
 
     def _take(self, pairs: Sequence[tuple[torch.Tensor, Any]]) -> None:
-        if self.framework.shares:
-            return
         with torch.no_grad():
             for tensor, variable in pairs:
-                tensor.copy_(self.framework.tensor(variable))
+                if (value := self.framework.tensor(variable)) is not tensor:
+                    tensor.copy_(value)
 
     def _give(self, pairs: Sequence[tuple[torch.Tensor, Any]]) -> None:
         for tensor, variable in pairs:
@@ -211,7 +214,8 @@ class Mirror:
 
     def _write(self, variable: Any, tensor: torch.Tensor) -> None:
         """Only where it is another: to read is cheaper, and what is assigned may be copied once more."""
-        if not self.framework.shares and not _same_bits(self.framework.tensor(variable), tensor):
+        value = self.framework.tensor(variable)
+        if value is not tensor and not _same_bits(value, tensor):
             self.framework.write(variable, tensor)
 
 
