@@ -41,9 +41,7 @@ class GradientCollector:
         self.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
         return self._optimizer.iterations
 
-    def stateless_apply(
-        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
-    ) -> tuple[Any, list[Any]]:
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, list[Any]]:
         """On JAX: the gradients leave train_step where the optimizer's variables would."""
         self.apply(grads, None)
         return trainable_variables, list(grads)

@@ -24,7 +24,7 @@ def distribute(model: Any, *, shards: int = 8, seed: int = 0, threads: int = 1, 
     nothing of data: checkpoint, non_finite, spike, mode, aggregate, extras.
     """
     if not isinstance(model, keras.Model):
-        raise ConfigError(f"the model is {a_kind(model)}, not a keras.Model", hint="distribute(model, shards=8, seed=0)")
+        raise ConfigError(f"the model is {a_kind(model)}, not a keras.Model", hint="distribute(model, shards=8)")
     fitting = Fitting(model, shards=shards, seed=seed, threads=threads, options=options)
 
     @functools.wraps(type(model).fit)

@@ -1,8 +1,8 @@
 """Model.fit on the step engine: the same epochs, batches and callbacks on every worker, each with its shards.
 
-Owns the run and the mirror of the model. A step is one batch: its shards are computed by the model's own train_step, the
-optimizer is called once with their mean, metrics are what all shards have added to them. Callbacks run inside the step,
-so that what they change is in the state that travels to joiners and into checkpoints.
+Owns the run and the mirror of the model. A step is one batch: its shards are computed by the model's own train_step,
+the optimizer is called once with their mean, metrics are what all shards have added to them. Callbacks run inside the
+step, so that what they change is in the state that travels to joiners and into checkpoints.
 """
 
 from __future__ import annotations

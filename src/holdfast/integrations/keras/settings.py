@@ -43,7 +43,7 @@ class FitSettings:
             if type(value) is not int or value < 0:
                 raise ConfigError(f"{name} is {value!r:.40}", hint=f"give {name} as a whole number")
         if self.steps_per_epoch is not None and (type(self.steps_per_epoch) is not int or self.steps_per_epoch < 1):
-            raise ConfigError(f"steps_per_epoch is {self.steps_per_epoch!r:.40}", hint="give 1 or more, or leave it out")
+            raise ConfigError(f"steps_per_epoch is {self.steps_per_epoch!r:.40}", hint="give 1 or more, or nothing")
         if self.validation_split and self.validation_data is not None:
             raise ConfigError("fit got validation_split and validation_data", hint="leave one of them out")
 
@@ -128,7 +128,8 @@ def _with_weights(settings: FitSettings) -> tuple[Any, ...]:
         if weights is not None or settings.y is None:
             raise ConfigError("fit got class_weight and no labels, or sample_weight too", hint="leave one of them out")
         labels = numpy.asarray(settings.y)
-        labels = labels.argmax(-1) if labels.ndim > 1 and labels.shape[-1] > 1 else labels.reshape(len(labels), -1)[:, 0]
+        one_hot = labels.ndim > 1 and labels.shape[-1] > 1
+        labels = labels.argmax(-1) if one_hot else labels.reshape(len(labels), -1)[:, 0]
         known = {int(label): float(weight) for label, weight in settings.class_weight.items()}
         weights = numpy.asarray([known.get(int(label), 1.0) for label in labels])
     if settings.y is None:

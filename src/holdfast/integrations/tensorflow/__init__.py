@@ -1,4 +1,4 @@
-"""TensorFlow loops on Holdfast: `join`, for a model that is trained with tf.GradientTape. docs/how-to/tensorflow-loops.md.
+"""TensorFlow loops on Holdfast: `join`, for models that tf.GradientTape trains. docs/how-to/tensorflow-loops.md.
 
 TensorFlow is imported when `join` is first used; where it is not installed, one sentence says what to do. Import this
 before the first tensor: it lets TensorFlow compute with one thread.

@@ -41,8 +41,8 @@ def join(
 ) -> VariableRun:
     """Take part in the run that this process was started for; started by hand, be a run of one.
 
-    `model` is a keras.Model, a tf.Module or a list of tf.Variables; `optimizer` is one of Keras'. `dataset` is a nesting
-    of arrays such as (x, y), anything with __len__ and __getitem__, or a tf.data.Dataset of batches: each of those is
+    `model` is a keras.Model, a tf.Module or a list of tf.Variables; `optimizer` is one of Keras'. `dataset` is arrays
+    such as (x, y), anything with __len__ and __getitem__, or a tf.data.Dataset of batches: each of those is
     one step, and batch_size is left out. `extras` are further variables that change during training, by name: one, a
     list, or anything that has `variables`. The other options are those of holdfast.join.
     """
@@ -94,9 +94,7 @@ def _extras(extras: Mapping[str, Any] | None) -> tuple[dict[str, Sequence[Any]],
     return tracked, own
 
 
-def _samples(
-    dataset: Any, shards: int, batch_size: int | None, options: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
+def _samples(dataset: Any, shards: int, batch_size: int | None, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The dataset for holdfast.join, and how it is asked for."""
     collate: Callable[[Any], Any] = stacked
     if is_pipeline(dataset):

@@ -44,8 +44,7 @@ def _is_generator(variable: Any) -> bool:
 def _frozen(model: Any) -> set[int]:
     """Weights of layers that are not trained: nothing changes them, and shards need not be asked."""
     layers: Iterable[Any] = model._flatten_layers() if hasattr(model, "_flatten_layers") else ()
-    found = {id(one) for layer in layers for one in layer._trainable_variables if not one.trainable}
-    return found
+    return {id(one) for layer in layers for one in layer._trainable_variables if not one.trainable}
 
 
 def _shared_generator() -> list[Any]:

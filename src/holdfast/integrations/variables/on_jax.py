@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from holdfast.core.errors import ConfigError
 from holdfast.integrations.variables.one_thread import JAX, threads_said
@@ -37,7 +38,7 @@ class OnJax(Framework):
 
     def tensor(self, value: Any) -> torch.Tensor:
         array = value if isinstance(value, jax.Array) else value.value
-        return torch.from_dlpack(array)
+        return from_dlpack(array)
 
     def write(self, variable: Any, tensor: torch.Tensor) -> None:
         variable.assign(self.value(tensor))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import tensorflow as tf
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from holdfast.core.errors import ConfigError
 from holdfast.integrations.variables.one_thread import INTER, INTRA, threads_said
@@ -55,7 +56,7 @@ class OnTensorFlow(Framework):
             raw = raw.read_value()
         if raw.dtype in (tf.bool, tf.uint16, tf.uint32, tf.uint64):  # which do not pass this way
             return torch.from_numpy(raw.numpy())
-        return torch.from_dlpack(tf.experimental.dlpack.to_dlpack(raw))
+        return from_dlpack(tf.experimental.dlpack.to_dlpack(raw))
 
     def write(self, variable: Any, tensor: torch.Tensor) -> None:
         _raw(variable).assign(self.value(tensor))

@@ -1,4 +1,4 @@
-"""Keras on torch: its variables are torch parameters, and the mirror is made of the very same ones. Nothing is copied."""
+"""Keras on torch: its variables are torch parameters, and the mirror is made of the same ones. Nothing is copied."""
 
 from __future__ import annotations
 

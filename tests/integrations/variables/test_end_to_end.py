@@ -1,0 +1,74 @@
+"""TensorFlow loops and Keras' fit under real faults: one worker's weights and history, whatever happens to three."""
+
+from __future__ import annotations
+
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.harness import holdfast, training
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+TRAINING = str(Path(__file__).with_name("training.py"))
+DEADLINE_S = 120.0
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+WAYS = [("loop", "tensorflow"), ("fit", "tensorflow"), ("fit", "jax"), ("fit", "torch")]
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (QUIET | {"KERAS_HOME": str(tmp_path / "keras")}).items():
+        monkeypatch.setenv(name, value)
+
+
+def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_spec("keras") is None or find_spec(backend) is None:
+        pytest.skip(f"there is no Keras on {backend} here")
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+
+
+def histories(log: str) -> set[str]:
+    return {line.partition("history ")[2] for line in log.splitlines() if "history " in line}
+
+
+@pytest.mark.parametrize(("how", "backend"), WAYS)
+def test_killed_joined_stopped_and_resumed(
+    how: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(backend, monkeypatch)
+    script = [TRAINING, how]
+    (tmp_path / "alone").mkdir()
+    with training(tmp_path / "alone", "--workers", "1", script=script) as alone:
+        digest = alone.finish(DEADLINE_S)
+        expected = histories(alone.log())
+        assert len(expected) == 1 and f"digest {digest}" in alone.log()
+    place = str(tmp_path / "checkpoints")
+    with training(tmp_path, "--workers", "3", "--checkpoint", place, script=script, held_at=4) as run:
+        run.wait(lambda: run.at(4, workers=3), "three workers at step 4", DEADLINE_S)
+        run.kill(run.members[0])  # the one that prints
+        run.let_go(8)  # in the middle of the second epoch
+        run.wait(lambda: run.at(8, workers=3), "two of them and a new one at step 8", DEADLINE_S)
+        assert run.agent is not None
+        run.agent.send_signal(signal.SIGTERM)
+        run.let_go(10)
+        assert run.agent.wait(DEADLINE_S) == 128 + signal.SIGTERM
+    with training(tmp_path, "--workers", "2", "--checkpoint", place, script=script) as run:
+        assert run.finish(DEADLINE_S) == digest
+        assert histories(run.log()) == expected
+        assert any(event["step"] >= 8 for event in run.events if event["kind"] == "resumed")
+
+
+@pytest.mark.parametrize(("how", "backend"), [("loop", "tensorflow"), ("fit", "torch")])
+def test_a_drill_finds_a_planted_nondeterminism(
+    how: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(backend, monkeypatch)
+    report = ["--report", str(tmp_path / "drill.html")]
+    done = holdfast(
+        "drill", "--workers", "2", "--for", "1s", *report, "--", TRAINING, how, "--planted",
+        home=tmp_path, deadline_s=DEADLINE_S,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "the gradient of" in done.stdout + done.stderr
