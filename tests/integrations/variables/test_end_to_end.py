@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 TRAINING = str(Path(__file__).with_name("training.py"))
 DEADLINE_S = 120.0
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+LEASE = ["--lease", "30"]  # a function is traced in one go, and the machine may be busy
 WAYS = [("loop", "tensorflow"), ("fit", "tensorflow"), ("fit", "jax"), ("fit", "torch")]
 
 
@@ -40,12 +41,12 @@ def test_killed_joined_stopped_and_resumed(
     use(backend, monkeypatch)
     script = [TRAINING, how]
     (tmp_path / "alone").mkdir()
-    with training(tmp_path / "alone", "--workers", "1", script=script) as alone:
+    with training(tmp_path / "alone", "--workers", "1", *LEASE, script=script) as alone:
         digest = alone.finish(DEADLINE_S)
         expected = histories(alone.log())
         assert len(expected) == 1 and f"digest {digest}" in alone.log()
     place = str(tmp_path / "checkpoints")
-    with training(tmp_path, "--workers", "3", "--checkpoint", place, script=script, held_at=4) as run:
+    with training(tmp_path, "--workers", "3", *LEASE, "--checkpoint", place, script=script, held_at=4) as run:
         run.wait(lambda: run.at(4, workers=3), "three workers at step 4", DEADLINE_S)
         run.kill(run.members[0])  # the one that prints
         run.let_go(7)
@@ -56,7 +57,7 @@ def test_killed_joined_stopped_and_resumed(
         run.agent.send_signal(signal.SIGTERM)
         run.let_go(11)
         assert run.agent.wait(DEADLINE_S) == 128 + signal.SIGTERM
-    with training(tmp_path, "--workers", "2", "--checkpoint", place, script=script) as run:
+    with training(tmp_path, "--workers", "2", *LEASE, "--checkpoint", place, script=script) as run:
         assert run.finish(DEADLINE_S) == digest
         assert histories(run.log()) == expected
         assert any(event["step"] >= 9 for event in run.events if event["kind"] == "resumed")
@@ -67,11 +68,9 @@ def test_a_drill_finds_a_planted_nondeterminism(
     how: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(backend, monkeypatch)
-    report = ["--report", str(tmp_path / "drill.html")]
-    done = holdfast(
-        "drill", "--workers", "2", "--spares", "0", "--for", "1s", "--kill-every", "1s", *report, "--", TRAINING, how, "--planted",
-        home=tmp_path, deadline_s=DEADLINE_S,
-    )  # fmt: skip
+    options = ["--workers", "2", "--spares", "0", "--for", "1s", "--kill-every", "1s"]
+    options += ["--report", str(tmp_path / "drill.html")]
+    done = holdfast("drill", *options, "--", TRAINING, how, "--planted", home=tmp_path, deadline_s=DEADLINE_S)
     assert done.returncode == 2, "the quiet run is not exact already"
     said = done.stdout + done.stderr
     assert "not exact: the gradient of" in said and "when the shard is computed again" in said

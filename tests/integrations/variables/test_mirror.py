@@ -1,4 +1,4 @@
-"""A framework's variables and their mirror, with torch as the framework: no Keras is needed to see what is copied when."""
+"""A framework's variables and their mirror, with torch as the framework: no Keras is needed to see what is copied."""
 
 from __future__ import annotations
 

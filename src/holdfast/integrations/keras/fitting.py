@@ -77,13 +77,15 @@ class Fitting:
         model = self._model
         framework, computing = framework_of(keras.backend.backend())
         framework.prepare(self._threads)
-        model._symbolic_build(data_batch=transformed(_some_rows(data), framework.batch))
+        batch = transformed(_one_shard(data, self._shards), framework.batch)
+        model._symbolic_build(data_batch=batch)
         model.optimizer.build(model.trainable_variables)
         model.reset_metrics()
         found = vars(variables_of(model))
         variables = Variables(**{**found, "optimizer": model.optimizer, "metrics": list(model.metrics_variables)})
         self._mirror = Mirror(framework, variables, shards=self._shards, seed=self._seed)
         self._compute = computing(model, framework)
+        self._compile(batch)
         extras = {**self._options.pop("extras", {}), CALLBACKS: CallbackState(callbacks), **self._mirror.extras}
         run = joining.join(
             self._mirror.module,
@@ -100,6 +102,12 @@ class Fitting:
         )
         self.run = VariableRun(run, self._mirror, lambda batch: transformed(batch, framework.batch))
         return self.run
+
+    def _compile(self, batch: Any) -> None:
+        """Once through a shard, before anybody waits for this worker: what it left in the variables is taken back."""
+        if keras.backend.backend() != "torch":
+            self._compute(batch)
+            self._mirror.give_all()
 
     def _callback_list(self, callbacks: list[Any], settings: FitSettings, steps: int) -> Any:
         run = self.run
@@ -166,9 +174,10 @@ def _pair(given: Any) -> tuple[Any, Any]:
     return given if isinstance(given, tuple) and len(given) == 2 else (given, None)
 
 
-def _some_rows(data: FitData) -> Any:
-    """One shard's batch, to build what is built by a batch."""
-    return data.dataset.__getitems__([0] if data.batch_size == 1 else list(range(1)))[0]
+def _one_shard(data: FitData, shards: int) -> Any:
+    """A batch as shards have it; an epoch may have fewer samples than that."""
+    count = max(1, data.batch_size // shards)
+    return data.dataset.__getitems__([number % len(data.dataset) for number in range(count)])[0]
 
 
 def _cloned(value: Any) -> Any:
