@@ -187,4 +187,4 @@ def _cloned(value: Any) -> Any:
 
 
 def _number(value: Any) -> float:
-    return float(value)
+    return float(value.detach() if hasattr(value, "detach") else value)
