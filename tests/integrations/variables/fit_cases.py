@@ -88,7 +88,9 @@ def case_one_step_is_the_step_of_plain_keras() -> None:
     over(model)
     keras.utils.set_random_seed(0)
     plain = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-    plain.compile(optimizer=keras.optimizers.SGD(0.1), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    plain.compile(
+        optimizer=keras.optimizers.SGD(0.1), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     plain.fit(X, Y, batch_size=64, epochs=1, verbose=0, shuffle=False)
     for one, other in zip(model.get_weights(), plain.get_weights(), strict=True):
         assert numpy.abs(one - other).max() < 1e-6

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.harness import holdfast, training
+from tests.end_to_end.harness import Training, holdfast, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 TRAINING = str(Path(__file__).with_name("training.py"))
 DEADLINE_S = 120.0
+STEPS, STEPS_PER_EPOCH = 48, 6
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
 LEASE = ["--lease", "30"]  # a function is traced in one go, and the machine may be busy
 WAYS = [("loop", "tensorflow"), ("fit", "tensorflow"), ("fit", "jax"), ("fit", "torch")]
@@ -34,12 +35,30 @@ def histories(log: str) -> set[str]:
     return {line.partition("history ")[2] for line in log.splitlines() if "history " in line}
 
 
+def let_join(run: Training, held: int) -> int:
+    """Hold the survivors until a new worker is there, then let them make a step at a time until it is a member."""
+    before = set(run.pids)
+    run.kill(run.members[0])  # the one that prints
+    run.let_go(held)
+    run.wait(lambda: bool(set(run.living_registered()) - before), "a new worker", DEADLINE_S)
+
+    def joined() -> bool:
+        nonlocal held
+        if run.at(held, workers=2) and held < STEPS - 8:
+            held += 1
+            run.let_go(held)
+        return len(run.living_members()) == 3
+
+    run.wait(joined, "the new worker to be a member", DEADLINE_S)
+    return held
+
+
 @pytest.mark.parametrize(("how", "backend"), WAYS)
 def test_killed_joined_stopped_and_resumed(
     how: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(backend, monkeypatch)
-    script = [TRAINING, how]
+    script = [TRAINING, how, "--steps", str(STEPS)]
     (tmp_path / "alone").mkdir()
     with training(tmp_path / "alone", "--workers", "1", *LEASE, script=script) as alone:
         digest = alone.finish(DEADLINE_S)
@@ -48,19 +67,18 @@ def test_killed_joined_stopped_and_resumed(
     place = str(tmp_path / "checkpoints")
     with training(tmp_path, "--workers", "3", *LEASE, "--checkpoint", place, script=script, held_at=4) as run:
         run.wait(lambda: run.at(4, workers=3), "three workers at step 4", DEADLINE_S)
-        run.kill(run.members[0])  # the one that prints
-        run.let_go(7)
-        run.wait(lambda: len(run.living_registered()) == 3, "a new worker", DEADLINE_S)
-        run.let_go(9)  # in the middle of the second epoch
-        run.wait(lambda: run.at(9, workers=3), "two of them and the new one at step 9", DEADLINE_S)
+        held = let_join(run, 7)
+        held += 3 if (held + 2) % STEPS_PER_EPOCH == 0 else 2  # in the middle of an epoch
+        run.let_go(held)
+        run.wait(lambda: run.at(held, workers=3), "two of them and the new one", DEADLINE_S)
         assert run.agent is not None
         run.agent.send_signal(signal.SIGTERM)
-        run.let_go(11)
+        run.let_go(held + 2)
         assert run.agent.wait(DEADLINE_S) == 128 + signal.SIGTERM
     with training(tmp_path, "--workers", "2", *LEASE, "--checkpoint", place, script=script) as run:
         assert run.finish(DEADLINE_S) == digest
         assert histories(run.log()) == expected
-        assert any(event["step"] >= 9 for event in run.events if event["kind"] == "resumed")
+        assert any(event["step"] >= held for event in run.events if event["kind"] == "resumed")
 
 
 @pytest.mark.parametrize(("how", "backend"), [("loop", "tensorflow"), ("fit", "torch")])
