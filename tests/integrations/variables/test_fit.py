@@ -1,4 +1,4 @@
-"""Keras' fit in a run of one, and what is said where a package is missing. In processes of their own: see fit_cases.py."""
+"""Keras' fit in a run of one (fit_cases.py), and what is said where a package is missing: in processes of their own."""
 
 from __future__ import annotations
 
