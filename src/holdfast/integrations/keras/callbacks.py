@@ -16,7 +16,6 @@ import numpy
 
 _WRITERS = ("ProgbarLogger", "ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor")
 _REMEMBER = ("History", "EarlyStopping", "ReduceLROnPlateau", "LearningRateScheduler")
-_EPOCH = ("on_epoch_begin", "on_epoch_end", "on_train_batch_begin", "on_train_batch_end")
 _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -104,6 +103,16 @@ def callbacks_of(given: Any, is_leader: Callable[[], bool]) -> list[Any]:
     if not any(isinstance(one, keras.callbacks.History) for one in found):
         found.append(keras.callbacks.History())
     return [LeaderOnly(one, is_leader) if _is_one_of(one, _WRITERS) else one for one in found]
+
+
+def settle_monitors(callbacks: Sequence[Any]) -> None:
+    """Let those that compare values find out now whether less is better, and not at the end of their first epoch.
+
+    They turn the sign of `min_delta` with it, which is in the state: a worker that joins would turn it once more.
+    """
+    for one in callbacks:
+        if getattr(one, "monitor_op", True) is None and hasattr(one, "_set_monitor_op"):
+            one._set_monitor_op()
 
 
 def _is_one_of(callback: Any, names: Sequence[str]) -> bool:

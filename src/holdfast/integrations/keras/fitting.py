@@ -14,7 +14,7 @@ import keras
 
 from holdfast.core.errors import ConfigError
 from holdfast.engine.api import joining
-from holdfast.integrations.keras.callbacks import CallbackState, LeaderOnly, callbacks_of
+from holdfast.integrations.keras.callbacks import CallbackState, LeaderOnly, callbacks_of, settle_monitors
 from holdfast.integrations.keras.computing import ShardStep, framework_of
 from holdfast.integrations.keras.settings import FitData, FitSettings, data_of
 from holdfast.integrations.variables.arrays import first, transformed
@@ -117,9 +117,11 @@ class Fitting:
             verbose = 2 if run.name else 1
         if verbose:
             callbacks = [*callbacks, LeaderOnly(keras.callbacks.ProgbarLogger(), lambda: bool(run.leader))]
-        return keras.callbacks.CallbackList(
+        whole = keras.callbacks.CallbackList(
             callbacks, add_history=False, model=self._model, verbose=verbose, epochs=settings.epochs, steps=steps
         )
+        settle_monitors(callbacks)
+        return whole
 
     # ---- a step
 
