@@ -122,6 +122,7 @@ class StepEngine:
         self.collectives: Collectives  # over what the members of the view hold
         self.checker: Checker | None = None  # for `holdfast check`
         self.watcher: Callable[[int, int, Shares], None] | None = None
+        self.before_applied: Callable[[], None] | None = None  # for a client whose model is kept elsewhere, and copied
         self._worker = worker
         self._pulse = worker.spending
         self._loader = loader
@@ -293,6 +294,8 @@ class StepEngine:
         """The client's lines for the step are done: optimizers, schedulers, whatever belongs to it."""
         step = self._step()
         step.check_complete()
+        if self.before_applied is not None:
+            self.before_applied()
         self.current = None
         self._pulse.enter(Activity.WAITING, step.number)
         self._worker.attendance.ends(step.number)

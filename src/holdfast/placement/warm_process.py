@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.placement import horovod_names
+from holdfast.placement import early_variables, horovod_names
 from holdfast.placement.environment import WORKER
 from holdfast.placement.proc import bury
 from holdfast.placement.script_imports import Import, imports_of_command
@@ -144,6 +144,7 @@ def _become(variables: dict[str, str], name: bytes, address: int) -> None:
     ctypes.memmove(address, name, len(name))
     os.environ.clear()
     os.environ.update(variables)
+    early_variables.set_again()
     if "numpy" in sys.modules:
         importlib.import_module("numpy.random").seed()  # as if just imported: other numbers in each worker
 

@@ -66,11 +66,7 @@ class Step:
 
     def __iter__(self) -> Iterator[Any]:
         engine = self._engine
-        if self._state.begun:
-            raise ConfigError(
-                f"the shards of step {self.number} were asked for twice",
-                hint="go through them once: `for batch in step:`; a second pass over the same data is another step",
-            )
+        self._check_first()
         while not engine.reduce():
             while (shard := engine.open_shard()) is not None:
                 try:
@@ -79,6 +75,13 @@ class Step:
                     engine.put_down()
                     raise
                 engine.contribute(shard)
+
+    def _check_first(self) -> None:
+        if self._state.begun:
+            raise ConfigError(
+                f"the shards of step {self.number} were asked for twice",
+                hint="go through them once: `for batch in step:`; a second pass over the same data is another step",
+            )
 
     def _shard(self, what: str, afterwards: str) -> Shard:
         if self._engine.open is None:
