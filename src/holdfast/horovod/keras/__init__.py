@@ -84,7 +84,6 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
-    "hvd",
     "init",
     "is_homogeneous",
     "is_initialized",

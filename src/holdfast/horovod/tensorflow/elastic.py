@@ -76,7 +76,7 @@ class TensorFlowKerasState(_VariablesState):
         if not model.built:
             raise ValueError("the model has no variables yet: call model.build(input_shape), or the model on a batch")
         self.model = model
-        self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        self.optimizer: Any = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         parts = {"model": _VariablesPart(lambda: self.model.variables)}
         if self.optimizer is not None:
             if not self.optimizer.built:

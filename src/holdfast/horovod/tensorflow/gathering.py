@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import torch
 
@@ -141,4 +142,4 @@ def alltoall(
 
 
 def _whole(splits: Tensor | Sequence[int]) -> Tensor:
-    return tf.convert_to_tensor(splits) if len(splits) else tf.zeros([0], tf.int32)
+    return splits if tf.is_tensor(splits) else tf.constant(np.asarray(splits, np.int64 if len(splits) == 0 else None))

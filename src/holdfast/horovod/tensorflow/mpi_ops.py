@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+import torch
 
 from holdfast.horovod import basics
 from holdfast.horovod.basics import Adasum as Adasum
@@ -41,6 +42,7 @@ from holdfast.horovod.basics import (
 from holdfast.horovod.common.exceptions import HorovodInternalError as HorovodInternalError
 from holdfast.horovod.process_sets import ProcessSet as ProcessSet
 from holdfast.horovod.process_sets import add_process_set, global_process_set, remove_process_set
+from holdfast.horovod.tensorflow.bridge import on_host
 from holdfast.horovod.tensorflow.functions import broadcast_
 from holdfast.horovod.tensorflow.gathering import allgather, alltoall, broadcast, grouped_allgather
 from holdfast.horovod.tensorflow.reductions import (
@@ -50,42 +52,38 @@ from holdfast.horovod.tensorflow.reductions import (
     reducescatter,
 )
 from holdfast.horovod.torch.handles import barrier, join
+from holdfast.horovod.world.runtime import runtime
 
 
-def _when_it_runs(number: Callable[[], int], name: str | None) -> Any:
+def _when_it_runs(number: Callable[[], int]) -> Any:
     """A number that a graph looks up each time: the world may have formed anew since it was made."""
-    found = tf.numpy_function(lambda: [_int32(number())], [], [tf.int32], name=name)[0]
-    found.set_shape([])
-    return found
-
-
-def _int32(value: int) -> Any:
-    return tf.int32.as_numpy_dtype(value)
+    spec = (tf.int32, tf.TensorShape([]))
+    return on_host(lambda _: [torch.tensor(number(), dtype=torch.int32)], [], [spec])[0]
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    return _when_it_runs(lambda: len(_members(process_set_id)), name)
+    return _when_it_runs(lambda: len(_members(process_set_id)))
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    return _when_it_runs(lambda: int(basics.rank() in _members(process_set_id)), name)
+    return _when_it_runs(lambda: int(basics.rank() in _members(process_set_id)))
 
 
 def _members(number: int) -> tuple[int, ...]:
-    world = basics.runtime().world
+    world = runtime().world
     return tuple(range(world.size)) if number == 0 else world.sets[number]
 
 
 def local_size_op(name: str | None = None) -> Any:
-    return _when_it_runs(basics.local_size, name)
+    return _when_it_runs(basics.local_size)
 
 
 def rank_op(name: str | None = None) -> Any:
-    return _when_it_runs(basics.rank, name)
+    return _when_it_runs(basics.rank)
 
 
 def local_rank_op(name: str | None = None) -> Any:
-    return _when_it_runs(basics.local_rank, name)
+    return _when_it_runs(basics.local_rank)
 
 
 __all__ = [
