@@ -548,7 +548,7 @@ def _(rank: int, size: int) -> None:
 
 @case("keras-momentum-correction")
 def _(rank: int, size: int) -> None:
-    """What has been gathered as momentum is scaled with the learning rate: it is a variable, also of a compiled step."""
+    """What has been gathered as momentum is scaled with the rate: it is a variable, also of a compiled step."""
     for correct, wanted in ((True, 1.0), (False, 2.0)):
         model = small_model(0, keras.optimizers.SGD(0.1, momentum=0.9))
         model.optimizer.build(model.trainable_variables)
