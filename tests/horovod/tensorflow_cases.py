@@ -427,6 +427,18 @@ def _(rank: int, size: int) -> None:
     tf.function(lambda: hvd.broadcast_variables([in_graph], root_rank=0))()
     same(in_graph, [0.0])
     raises(ConfigError, lambda: hvd_keras.broadcast_global_variables(0), "TensorFlow 2")
+    large = [tf.Variable(tf.fill([90_000], float(rank + number))) for number in range(3)]
+
+    @tf.function  # type: ignore[untyped-decorator, unused-ignore]
+    def first_step() -> Any:
+        hvd.broadcast_variables(large, root_rank=1)
+        return hvd.grouped_allreduce([one * 0.0 - 5.0 for one in large])
+
+    for _ in range(3):
+        first_step()
+        for number, one in enumerate(large):
+            same(one, np.full(90_000, 1.0 + number))
+            one.assign(tf.fill([90_000], float(rank + number)))
 
 
 @case("objects")

@@ -56,10 +56,12 @@ def _sent(tensors: list[torch.Tensor], root_rank: int, process_set: ProcessSet) 
     if root_rank not in members:
         refuse(request, f"root_rank is {root_rank}, which is no rank of {list(members)}")
 
+    outputs = [torch.empty_like(one) for one in tensors]  # what is not given a place lies in memory that others reuse
+
     def finish(handle: Handle) -> list[torch.Tensor]:
         return handle.results
 
-    results: list[torch.Tensor] = synchronize(submit(request, tensors, finish, soon=True))
+    results: list[torch.Tensor] = synchronize(submit(request, tensors, finish, outputs, soon=True))
     return results
 
 
