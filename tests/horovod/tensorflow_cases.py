@@ -513,6 +513,21 @@ def _(rank: int, size: int) -> None:
     assert np.allclose(variable.numpy(), [-min(0.5, 1.0 / size)]), "the mean is clipped, not what it is of"
 
 
+@case("keras-loss-scaling")
+def _(rank: int, size: int) -> None:
+    """A step that one rank must leave out is left out by all."""
+    variable = keras.Variable([0.0])
+    optimizer = keras.optimizers.LossScaleOptimizer(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(1.0)))
+    optimizer.build([variable])
+    scale = float(optimizer.scale_loss(tf.constant(1.0)))
+    optimizer.apply([tf.constant([float("inf") if rank == 0 else scale])])
+    assert float(variable.numpy()[0]) == 0.0
+    scale = float(optimizer.scale_loss(tf.constant(1.0)))
+    optimizer.apply([tf.constant([scale * (rank + 1)])])
+    assert np.isclose(variable.numpy()[0], -(size + 1) / 2), variable.numpy()
+    raises(ValueError, lambda: hvd_keras.DistributedOptimizer(optimizer), "inner optimizer")
+
+
 @case("keras-backward-passes-per-step")
 def _(rank: int, size: int) -> None:
     for average, times in ((True, 1.0), (False, 2.0)):

@@ -15,8 +15,8 @@ from holdfast.horovod.process_sets import ProcessSet, global_process_set
 from holdfast.horovod.tensorflow.bridge import unconverted
 from holdfast.horovod.tensorflow.compression import Compression, Compressor
 from holdfast.horovod.tensorflow.gradients import Reducing, check_groups
+from holdfast.horovod.tensorflow.keras_hooks import install_hooks
 from holdfast.horovod.tensorflow.without_effect import check
-from holdfast.horovod.tensorflow.xla import switch_off_xla
 
 
 class Distributed:
@@ -86,10 +86,12 @@ def _check_optimizer(optimizer: Any) -> None:
         )
     if isinstance(optimizer, Distributed):
         raise ValueError("this optimizer is distributed already")
+    if hasattr(optimizer, "inner_optimizer"):
+        raise ValueError("the inner optimizer is to be distributed: LossScaleOptimizer(hvd.DistributedOptimizer(...))")
 
 
 def _wrapped(optimizer: Any, config: dict[str, Any], reducing: Reducing, times: float) -> Any:
-    switch_off_xla()
+    install_hooks()
     base = type(optimizer)
     kind: Any = type(base.__name__, (Distributed, base), {"__module__": base.__module__})
     found = kind.from_config(config)
