@@ -38,6 +38,8 @@ class Watched(ObservedRun):
         self.output.mkdir()
         options = ["--workers", str(workers), "--horovod", "--checkpoint", "none"]
         script = [str(training), str(self.output), *arguments]
+        if training != SCRIPT:
+            options += ["--lease", "10s"]  # TensorFlow may hold the interpreter for long
         forks = {"FORKS": "1"} if workers == 3 and training == SCRIPT else {}
         super().__init__(home, "elastic", options, script, variables=forks)
 

@@ -159,7 +159,20 @@ def test_a_framework_that_is_missing_is_one_sentence(monkeypatch: pytest.MonkeyP
 def test_the_keras_example_learns_with_two_workers(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "horovod_keras.py"
     done = run(
-        "run", "--workers", "2", "--horovod", "--dir", str(tmp_path), str(example), "--epochs", "2", cwd=tmp_path
+        *[
+            "run",
+            "--workers",
+            "2",
+            "--horovod",
+            "--lease",
+            "30s",
+            "--dir",
+            str(tmp_path),
+            str(example),
+            "--epochs",
+            "2",
+        ],
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     said = re.search(r"(\d+\.\d)% of the 297 digits .* with 2 workers", done.stdout)
