@@ -1,18 +1,20 @@
 """A worker of the conformance suite: calls every case, and writes down what came of it, a line for each.
 
-holdfast run --workers 2 tests/horovod/runner.py OUTPUT_DIR [NAME...]
+holdfast run --workers 2 tests/horovod/runner.py cases OUTPUT_DIR [NAME...]
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import traceback
 from pathlib import Path
 
-import holdfast.horovod.torch as hvd
 from holdfast.horovod.common.exceptions import HorovodInternalError
-from tests.horovod.cases import CASES
+
+cases = importlib.import_module(f"tests.horovod.{sys.argv[1]}")
+hvd, CASES = cases.hvd, cases.CASES
 
 
 def main(output: Path, names: list[str]) -> None:
@@ -39,4 +41,4 @@ def settle(name: str) -> None:
         hvd.init()
 
 
-main(Path(sys.argv[1]), sys.argv[2:])
+main(Path(sys.argv[2]), sys.argv[3:])

@@ -22,23 +22,23 @@ _results: dict[str, dict[str, list[str]]] = {}
 def results(world: str, folders: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What each rank said of each case."""
     if world not in _results:
-        folder = folders.mktemp("horovod")
-        command = [sys.executable, "-m", "holdfast", "run", "--dir", str(folder), "--checkpoint", "none"]
-        done = subprocess.run(
-            [*command, *WORLDS[world], str(RUNNER), str(folder)],
-            capture_output=True,
-            text=True,
-            timeout=250,
-            check=False,
-        )
-        found: dict[str, list[str]] = {}
-        for path in sorted(folder.glob("*.jsonl")):
-            for line in path.read_text().splitlines():
-                one = json.loads(line)
-                found.setdefault(one["name"], []).append(one["why"])
-        found[""] = [done.stdout + done.stderr, str(done.returncode)]
-        _results[world] = found
+        _results[world] = call_cases("cases", WORLDS[world], folders.mktemp("horovod"))
     return _results[world]
+
+
+def call_cases(module: str, options: list[str], folder: Path) -> dict[str, list[str]]:
+    """Run a world that calls all cases of a module. The empty name: what it printed, and its exit code."""
+    command = [sys.executable, "-m", "holdfast", "run", "--dir", str(folder), "--checkpoint", "none"]
+    done = subprocess.run(
+        [*command, *options, str(RUNNER), module, str(folder)], capture_output=True, text=True, timeout=250, check=False
+    )
+    found: dict[str, list[str]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            one = json.loads(line)
+            found.setdefault(one["name"], []).append(one["why"])
+    found[""] = [done.stdout + done.stderr, str(done.returncode)]
+    return found
 
 
 @pytest.mark.processes

@@ -33,12 +33,15 @@ class Line:
 class Watched(ObservedRun):
     """A run of the training, and what its processes wrote."""
 
-    def __init__(self, home: Path, workers: int, *arguments: str) -> None:
+    def __init__(self, home: Path, workers: int, *arguments: str, training: Path = SCRIPT) -> None:
         self.output = home / "output"
         self.output.mkdir()
         options = ["--workers", str(workers), "--horovod", "--checkpoint", "none"]
-        script = [str(SCRIPT), str(self.output), *arguments]
-        super().__init__(home, "elastic", options, script, variables={"FORKS": "1"} if workers == 3 else {})
+        script = [str(training), str(self.output), *arguments]
+        if training != SCRIPT:
+            options += ["--lease", "10s"]  # TensorFlow may hold the interpreter for long
+        forks = {"FORKS": "1"} if workers == 3 and training == SCRIPT else {}
+        super().__init__(home, "elastic", options, script, variables=forks)
 
     def lines(self) -> list[Line]:
         found = []
@@ -81,9 +84,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watched]:
         run.end()
 
 
-def lose(run: Watched, rank: int, number: int) -> None:
+def lose(run: Watched, rank: int, number: int, size: int = 3) -> None:
     """A rank is lost: the others are the same processes afterwards, soon, and no batch was done without a commit."""
-    ranks = run.wait_for(3)
+    ranks = run.wait_for(size)
     victim = ranks[rank]
     others = [line for one, line in ranks.items() if one != rank]
     os.kill(victim.pid, number)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,50 @@ def wait_for_size(output: Path, size: int, job: subprocess.Popen[bytes]) -> None
             return
         time.sleep(0.05)
     raise AssertionError(f"no world of {size}: {os.listdir(output)}")  # noqa: PTH208
+
+
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is an extra")
+def test_frameworks_are_imported_when_the_script_asks_for_them(tmp_path: Path) -> None:
+    code = "import sys, holdfast.horovod as h; h.install(); import horovod, horovod.torch; "
+    code += "assert not {'tensorflow', 'keras'} & sys.modules.keys(); import horovod.tensorflow, horovod.keras as k; "
+    code += "import horovod.tensorflow.keras as t, horovod.tensorflow.keras.callbacks, horovod.keras.elastic; "
+    code += "assert t.DistributedOptimizer is k.DistributedOptimizer and t.elastic.KerasState is k.elastic.KerasState; "
+    code += "missing = [name for one in (t, k) for name in one.__all__ if not hasattr(one, name)]; "
+    code += "assert not missing, missing; "
+    code += "k.init(); print(k.rank(), k.size())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "0 1\n", done.stderr[-2000:]
+
+
+def test_a_framework_that_is_missing_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.horovod import extras
+
+    with pytest.raises(ConfigError, match=r"holdfast\.horovod\.keras needs no_such_package") as refused:
+        extras.need("no_such_package", "holdfast.horovod.keras")
+    assert refused.value.hint == "pip install 'holdfast[tensorflow]'"
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("horovod")
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is an extra")
+def test_the_keras_example_learns_with_two_workers(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "horovod_keras.py"
+    done = run(
+        *[
+            "run",
+            "--workers",
+            "2",
+            "--horovod",
+            "--lease",
+            "30s",
+            "--dir",
+            str(tmp_path),
+            str(example),
+            "--epochs",
+            "2",
+        ],
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    said = re.search(r"(\d+\.\d)% of the 297 digits .* with 2 workers", done.stdout)
+    assert said is not None and float(said[1]) > 50.0, done.stdout[-2000:]

@@ -1,8 +1,10 @@
 """Horovod's API on Holdfast: `import holdfast.horovod.torch as hvd`, or `install()` and then `import horovod.torch`.
 
-    exchange/   named, asynchronous collectives between ranks, for any framework
-    world/      which workers are ranks, and how a world forms anew
-    torch/      the face for PyTorch
+    exchange/     named, asynchronous collectives between ranks, for any framework
+    world/        which workers are ranks, and how a world forms anew
+    torch/        the face for PyTorch
+    tensorflow/   the face for TensorFlow, which takes its tensors to that of PyTorch
+    keras/        the face for Keras 3 on TensorFlow
 
 `holdfast run --horovod script.py` installs the names before the script begins. See docs/how-to/from-horovod.md.
 """

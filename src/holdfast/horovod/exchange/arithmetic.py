@@ -27,12 +27,15 @@ _OF_BOOL: dict[Op, Binary] = {
     Op.MIN: torch.logical_and,
     Op.PRODUCT: torch.logical_and,
 }
+_NO_ARITHMETIC = {getattr(torch, name, None) for name in ("uint16", "uint32", "uint64")}
 
 
 def check_op(op: Op, dtype: torch.dtype) -> str:
     """Why this cannot be; empty if it can."""
     if dtype is torch.bool and op not in _OF_BOOL:
         return f"{op.word} of bool: use Min (and), Max (or), or another dtype"
+    if dtype in _NO_ARITHMETIC:
+        return f"{op.word} of {dtype}, which torch cannot compute with: use int64"
     if dtype.is_complex and op in (Op.MIN, Op.MAX, Op.ADASUM):
         return f"{op.word} of {dtype}, which has no order"
     if op is Op.ADASUM and not dtype.is_floating_point:

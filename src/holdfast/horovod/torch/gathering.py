@@ -66,15 +66,18 @@ class _Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        from holdfast.horovod.torch.reductions import grouped_allreduce
+        return (None, None, *allgather_gradients(gradients, ctx.rows, ctx.process_set))
 
-        process_set: ProcessSet = ctx.process_set
-        mean = grouped_allreduce([gradient.contiguous() for gradient in gradients], process_set=process_set)
-        rows = torch.tensor([ctx.rows], dtype=torch.int64)
-        everybodys = synchronize(_gather([rows], None, process_set, grouped=False, soon=True))
-        before = everybodys[: process_set.rank() or 0].sum(0)
-        found = [one.narrow(0, int(start), count) for one, start, count in zip(mean, before, ctx.rows, strict=True)]
-        return (None, None, *found)
+
+def allgather_gradients(gradients: Sequence[Tensor], counts: Sequence[int], process_set: ProcessSet) -> list[Tensor]:
+    """The mean over ranks of the gradients, cut to the rows that this rank brought."""
+    from holdfast.horovod.torch.reductions import grouped_allreduce
+
+    mean = grouped_allreduce([gradient.contiguous() for gradient in gradients], process_set=process_set)
+    rows = torch.tensor([list(counts)], dtype=torch.int64)
+    everybodys = synchronize(_gather([rows], None, process_set, grouped=False, soon=True))
+    before = everybodys[: process_set.rank() or 0].sum(0)
+    return [one.narrow(0, int(start), count) for one, start, count in zip(mean, before, counts, strict=True)]
 
 
 # ---- broadcast
@@ -157,9 +160,7 @@ def _exchange(
     rows = tensor.shape[0] if tensor.dim() else 0
     plain = ask(Kind.ALLTOALL, [tensor], name, process_set)
     if splits is None:
-        if rows % size:
-            refuse(plain, f"alltoall of {rows} rows to {size} ranks: give splits, or a multiple of {size} rows")
-        given = [rows // size] * size
+        given = even_splits(tensor, name, process_set)
     else:
         if isinstance(splits, Tensor) and (splits.dtype.is_floating_point or splits.dtype.is_complex):
             refuse(plain, f"splits are whole numbers, not {splits.dtype}")
@@ -175,6 +176,16 @@ def _exchange(
         return handle.results[0].to(tensor.device), received
 
     return submit(request, [tensor], finish, soon=soon)
+
+
+def even_splits(tensor: Tensor, name: str | None, process_set: ProcessSet) -> list[int]:
+    """The same number of rows for each rank. ValueError if there is none, and the others are told."""
+    size = process_set.size() or 1
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if rows % size:
+        plain = ask(Kind.ALLTOALL, [tensor], name, process_set)
+        refuse(plain, f"alltoall of {rows} rows to {size} ranks: give splits, or a multiple of {size} rows")
+    return [rows // size] * size
 
 
 def alltoall_async(

@@ -329,13 +329,20 @@ class _Reducescatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         op, scales, process_set, grouped = ctx.about
-        factor = scales["prescale"] * scales["postscale"] * ((process_set.size() or 1) if op == Sum else 1)
-        scaled = [gradient.contiguous() * factor for gradient in gradients]
-        if grouped:
-            found = grouped_allgather(scaled, process_set=process_set)
-        else:
-            found = [allgather(scaled[0], process_set=process_set)]
+        scale = scales["prescale"] * scales["postscale"]
+        found = reducescatter_gradients(gradients, op, scale, process_set, grouped=grouped)
         return (None, None, None, None, None, *found)
+
+
+def reducescatter_gradients(
+    gradients: Sequence[Tensor], op: Op, scale: float, process_set: ProcessSet, *, grouped: bool
+) -> list[Tensor]:
+    """Everybody's gradient of its rows. `scale`: by how much the sum was scaled, before and after."""
+    factor = scale * ((process_set.size() or 1) if op == Sum else 1)
+    scaled = [gradient.contiguous() * factor for gradient in gradients]
+    if grouped:
+        return grouped_allgather(scaled, process_set=process_set)
+    return [allgather(scaled[0], process_set=process_set)]
 
 
 # ---- sparse
