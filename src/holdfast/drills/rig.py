@@ -60,7 +60,11 @@ class Tracer:
             name: getattr(plan, name)
             for name in ("length", "batch_size", "shards", "seed", "drop_last", "shuffle", "order_seed")
         }
-        return fields if plan.sampling is None else {**fields, "sampler": True}
+        arrangement = plan.arrangement
+        words = None if arrangement is None else arrangement.words()
+        if words is not None:
+            return {**fields, "stream": words}
+        return fields if plan.sampling is None and arrangement is None else {**fields, "sampler": True}
 
     def _write(self, record: dict[str, Any]) -> None:
         try:
