@@ -255,7 +255,7 @@ def test_tokens_are_windows_that_may_overlap(tmp_path: Path) -> None:
     numpy.save(tmp_path / "x.npy", numpy.arange(23, dtype=numpy.int32))
     for source in (Tokens(tmp_path / "x.bin", length=5, overlap=1), Tokens(tmp_path / "x.npy", length=5, overlap=1)):
         assert len(source) == 4
-        assert source.read(1).tolist() == [5, 6, 7, 8, 9, 10] and source.read(1).dtype == numpy.int64
+        assert source.read(1).tolist() == [5, 6, 7, 8, 9, 10] and source.read(1).dtype == torch.int64
     assert len(Tokens(tmp_path / "x.bin", length=24)) == 0
 
 

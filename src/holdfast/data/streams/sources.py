@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy
+import torch
 
 from holdfast.core.errors import ConfigError
 from holdfast.data.streams.block_order import Numbers
@@ -199,9 +200,9 @@ class Tokens:
     def __len__(self) -> int:
         return max(0, (len(self._tokens) - self._overlap) // self._length)
 
-    def read(self, number: int) -> Any:
+    def read(self, number: int) -> torch.Tensor:
         start = number * self._length
-        return self._tokens[start : start + self._length + self._overlap].astype(numpy.int64)
+        return torch.from_numpy(self._tokens[start : start + self._length + self._overlap].astype(numpy.int64))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tokens": None}
