@@ -10,7 +10,7 @@ the median of --rounds pairs that take turns. Files are in the page cache: what 
 
 A seek is everything that a worker needs for a shard in the middle of an epoch: the stream is opened, with its index,
 and the first batch is there. Memory is what a process has of its own (RssAnon) after half an epoch's places, beside
-what it had before the stream was opened.
+what it had before the index was made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -162,27 +162,27 @@ def own_memory_mb() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 1024
 
 
-def big(directory: Path, samples: int, kind: str) -> Callable[[], Stream]:
-    """A stream of many small samples, whose files and index are there."""
+def write_many(directory: Path, samples: int, kind: str) -> None:
+    """Many small samples."""
     for number in range(FILES):
         if kind == "tokens":
-            numpy.arange(samples // FILES * 2, dtype=numpy.uint32).astype(numpy.uint16).tofile(
-                directory / f"{number}.bin"
-            )
+            numpy.arange(samples // FILES * 2).astype(numpy.uint16).tofile(directory / f"{number}.bin")
         else:
             (directory / f"{number}.txt").write_bytes(b"a line\n" * (samples // FILES))
+
+
+def open_many(directory: Path, kind: str) -> Stream:
     if kind == "tokens":
-        return lambda: Stream([Tokens(path, length=2) for path in sorted(directory.glob("*.bin"))])
-    return lambda: Stream(directory / "*.txt", decode=len)
+        return Stream([Tokens(path, length=2) for path in sorted(directory.glob("*.bin"))])
+    return Stream(directory / "*.txt", decode=len)
 
 
-def seek(directory: Path, samples: int, kind: str, found: Any) -> None:
+def seek(directory: Path, kind: str, found: Any) -> None:
     """In a process of its own: the first shard in the middle of an epoch, and memory after the epoch's other half."""
-    build = big(directory, samples, kind)
-    build()  # the index is kept
-    torch.randperm(10)
-    before, began = own_memory_mb(), time.perf_counter()
-    stream = build()
+    before = own_memory_mb()
+    open_many(directory, kind)  # the index is made, and kept
+    began = time.perf_counter()
+    stream = open_many(directory, kind)
     plan = plan_of(stream, 64)
     loader = ShardLoader(stream, plan)
     middle = plan.steps_per_epoch // 2
@@ -197,7 +197,8 @@ def measure_seek(kind: str, samples: int) -> tuple[float, float, int]:
     context = multiprocessing.get_context("spawn")
     found = context.Queue()
     with tempfile.TemporaryDirectory() as directory:
-        process = context.Process(target=seek, args=(Path(directory), samples, kind, found))
+        write_many(Path(directory), samples, kind)
+        process = context.Process(target=seek, args=(Path(directory), kind, found))
         process.start()
         took: tuple[float, float, int] = found.get(timeout=300)
         process.join(60)
@@ -230,7 +231,7 @@ def main() -> int:
     parser.add_argument("--many", type=float, default=1e7, help="samples in which is sought")
     parser.add_argument("--per-shard", type=int, default=16)
     parser.add_argument("--loaders", type=int, default=1, help="loader processes of both")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="0 to seek only")
     parser.add_argument("--skipped", type=int, default=300, help="batches before the clock starts")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--check", action="store_true")
@@ -238,7 +239,7 @@ def main() -> int:
     figures: dict[str, float] = {}
     missed = []
     print(f"{'':10}{'plain':>12}{'stream':>12}{'ratio':>8}    samples/s, {args.loaders} loader processes")
-    for kind in args.kinds:
+    for kind in args.kinds if args.rounds else ():
         plain, stream, ratio = compare(kind, args)
         print(f"{kind:10}{plain:12,.0f}{stream:12,.0f}{ratio:8.2f}", flush=True)
         figures |= {f"{kind}_plain": plain, f"{kind}_stream": stream, f"{kind}_ratio": ratio}

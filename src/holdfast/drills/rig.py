@@ -64,7 +64,9 @@ class Tracer:
         words = None if arrangement is None else arrangement.words()
         if words is not None:
             return {**fields, "stream": words}
-        return fields if plan.sampling is None and arrangement is None else {**fields, "sampler": True}
+        if arrangement is not None:
+            return {**fields, "sampler": "stream"}
+        return fields if plan.sampling is None else {**fields, "sampler": True}
 
     def _write(self, record: dict[str, Any]) -> None:
         try:

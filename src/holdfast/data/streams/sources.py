@@ -21,7 +21,7 @@ from holdfast.data.streams.index_files import kept_index
 from holdfast.data.streams.tar_members import NotATar, key_and_part, members
 
 _OPEN_MAX = 64
-_AT_ONCE = 1 << 24  # bytes in which lines are looked for at a time
+_AT_ONCE = 1 << 22  # bytes in which lines are looked for at a time
 _STARTS_AT_ONCE = 1 << 16  # samples of a tar whose places are written at a time
 
 
