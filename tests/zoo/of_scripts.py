@@ -157,10 +157,9 @@ DATA = [
     ),
     exact(
         "stream",
-        "a `holdfast.data.Stream` over files of lines and of tokens",
+        "a `holdfast.data.Stream` over files of lines",
         data="""
         import json, tempfile
-        import numpy
 
         home = tempfile.TemporaryDirectory()
         with open(f"{home.name}/a.jsonl", "w") as file:
