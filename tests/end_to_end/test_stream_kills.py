@@ -13,6 +13,7 @@ from forked import agreed, forked
 from harness import DEADLINE_S, training
 
 from holdfast.events import read_events
+from holdfast.testing.observed_run import ObservedRun, send
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
@@ -49,3 +50,24 @@ def test_a_stream_is_exact_and_uses_every_sample_once(kind: str, tmp_path: Path)
         assert run.finish(DEADLINE_S) == expected
         resumed = [event["step"] for event in read_events(run.directory.events) if event["kind"] == "resumed"]
         assert 13 <= resumed[-1] <= 16
+
+
+def mixed(home: Path, workers: int) -> str:
+    """The digest of the example's mixture of packed documents and tokens; of several workers the leader is killed."""
+    words = ["--data", str(home / "tokens"), "--from", "mixed", "--files", "3", "--epochs", "1", "--width", "16"]
+    example = Path(__file__).parents[2] / "examples" / "tokens.py"
+    slow = ["--slow", "0.02" if workers > 1 else "0"]
+    run = ObservedRun(home, f"run{workers}", ["--workers", str(workers)], [str(example), *words, *slow])
+    run.start()
+    try:
+        if workers > 1:
+            run.wait(lambda: run.step >= 4 and len(run.living_members()) == workers, "workers that train", DEADLINE_S)
+            send(run.pids[run.members[0]], signal.SIGKILL)
+        return run.finish(DEADLINE_S)
+    finally:
+        run.end()
+
+
+@pytest.mark.more
+def test_packed_documents_in_a_mixture_are_exact(tmp_path: Path) -> None:
+    assert mixed(tmp_path, 1) == mixed(tmp_path, 3)
