@@ -2,6 +2,7 @@
 
     python benchmarks/streams.py                       # half a minute on two cores
     python benchmarks/streams.py --loaders 2 --check --json streams.json
+    python benchmarks/streams.py --per-shard 16 --skipped 300       # what small shards cost
 
 `plain` is what people write: an IterableDataset that reads its share of the files from the beginning, through a shuffle
 buffer of the same size, in a DataLoader with as many loader processes and batches as large as a shard. `stream` is
@@ -229,10 +230,10 @@ def main() -> int:
     parser.add_argument("--kinds", type=listed(KINDS), default=list(KINDS))
     parser.add_argument("--samples", type=int, default=4000, help="of each file")
     parser.add_argument("--many", type=float, default=1e7, help="samples in which is sought")
-    parser.add_argument("--per-shard", type=int, default=16)
+    parser.add_argument("--per-shard", type=int, default=64, help="samples")
     parser.add_argument("--loaders", type=int, default=1, help="loader processes of both")
     parser.add_argument("--rounds", type=int, default=5, help="0 to seek only")
-    parser.add_argument("--skipped", type=int, default=300, help="batches before the clock starts")
+    parser.add_argument("--skipped", type=int, default=75, help="batches before the clock starts")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
