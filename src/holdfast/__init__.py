@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from holdfast import byzantine as byzantine
     from holdfast import checkpoint as checkpoint
+    from holdfast import data as data
     from holdfast import tables as tables
     from holdfast.checkpoint.settings import Checkpoints
     from holdfast.core.errors import ConfigError, Evicted, HoldfastError, Stopped
@@ -59,7 +60,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in ("byzantine", "checkpoint", "tables"):  # small libraries of their own
+    if name in ("byzantine", "checkpoint", "data", "tables"):  # small libraries of their own
         return import_module(f"holdfast.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

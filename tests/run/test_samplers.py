@@ -164,4 +164,4 @@ def test_a_worker_whose_sampler_gives_another_order_is_not_let_in() -> None:
     outcomes = forked({"w0.1": lambda: body(1.0), "w1.1": lambda: body(2.0)}, size=1)
     errors = [outcome.error for outcome in outcomes.values() if outcome.error]
     assert len(errors) == 1
-    assert "this worker's sampler gives another order of samples than the run's" in errors[0]
+    assert "this worker's sampler or stream gives another order of samples than the run's" in errors[0]

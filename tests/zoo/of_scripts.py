@@ -155,6 +155,25 @@ DATA = [
         "2 shards, in their order: most workers have none",
         options='options = {"batch_size": 8, "shards": 2, "shuffle": False}',
     ),
+    exact(
+        "stream",
+        "a `holdfast.data.Stream` over files of lines",
+        data="""
+        import json, tempfile
+
+        home = tempfile.TemporaryDirectory()
+        with open(f"{home.name}/a.jsonl", "w") as file:
+            file.writelines(json.dumps([row.tolist(), int(label)]) + "\\n" for row, label in zip(x[:60], y[:60]))
+        with open(f"{home.name}/b.jsonl", "w") as file:
+            file.writelines(json.dumps([row.tolist(), int(label)]) + "\\n" for row, label in zip(x[60:], y[60:]))
+
+        def decode(line):
+            row, label = json.loads(line)
+            return torch.tensor(row), torch.tensor(label)
+
+        dataset = holdfast.data.Stream(f"{home.name}/*.jsonl", decode=decode, shuffle_buffer=32, block=4)
+    """,
+    ),
     refused(
         "iterable-dataset",
         "an iterable dataset",

@@ -27,7 +27,9 @@ class RunConfig:
     drop_last: bool = False
     shuffle: bool = True
     order_seed: int | None = None  # with a generator: its seed, which is that of the order of samples
-    order: str = ""  # with a sampler: the digest of the first epoch's order
+    order: str = (
+        ""  # the digest of the order of samples: with a sampler, of the first epoch's; of a stream and its files
+    )
     batches: bool = False  # they come from a batch sampler, and `batch_size` is the largest of the first epoch
     threads: int = 1
     parameters: int  # how many numbers the model trains
@@ -98,8 +100,9 @@ class RunConfig:
             mine, other = getattr(self, field.name), theirs.get(field.name, field.default)
             if mine != other and field.name == "order":
                 raise ConfigError(
-                    "this worker's sampler gives another order of samples than the run's",
-                    hint="all workers of a run need the same sampler, with the same weights and over the same data",
+                    "this worker's sampler or stream gives another order of samples than the run's",
+                    hint="all workers of a run need the same sampler, with the same weights and over the same data, or "
+                    "the same stream over the same files",
                 )
             if mine != other and field.name not in may_differ:
                 raise ConfigError(

@@ -54,7 +54,7 @@ class ShardLoader:
             )
         _check_processes(num_workers, prefetch_factor, worker_init_fn)
         self._plan = plan.validate()
-        self._fetcher = ShardFetcher(dataset, plan.seed, collate_fn)
+        self._fetcher = ShardFetcher(dataset if plan.arrangement is None else plan.arrangement, plan.seed, collate_fn)
         self._workers = num_workers
         self._prefetch_factor = prefetch_factor
         self._worker_init_fn = worker_init_fn
@@ -339,7 +339,7 @@ def _check_dataset(dataset: Any, plan: ShardPlan) -> None:
     if isinstance(dataset, IterableDataset):
         raise ConfigError(
             f"{name} is an IterableDataset, which has no sample number n to fetch again elsewhere",
-            hint="pass a dataset with __getitem__ and __len__; wrap a stream in one that can seek",
+            hint="pass a dataset with __getitem__ and __len__, or holdfast.data.Stream over its files",
         )
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigError(

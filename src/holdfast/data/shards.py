@@ -1,4 +1,4 @@
-"""Which samples are in which shard: pure index arithmetic over one permutation per epoch, or over a sampler's order.
+"""Which samples are in which shard: pure index arithmetic over one permutation per epoch, or another order.
 
 Invariants: `indices(step, shard)` depends on nothing but the plan, the step and the shard. In an epoch every sample
 of the first `steps_per_epoch * batch_size` places of the permutation is used exactly once; without drop_last the last
@@ -16,6 +16,7 @@ import numpy
 import torch
 
 from holdfast.core.errors import ConfigError
+from holdfast.data.arrangement import Arrangement
 from holdfast.data.sampling import Order, Sampling
 from holdfast.data.seeding import derive_seed
 
@@ -27,7 +28,8 @@ class ShardPlan:
     """How a dataset of `length` samples is cut into steps of `batch_size` samples in `shards` shards.
 
     `order_seed` is the seed of the order, where that is another than `seed`. With `sampling`, an epoch has the samples
-    that it gives; of its batches, `batch_size` is the largest in the first epoch.
+    that it gives; of its batches, `batch_size` is the largest in the first epoch. With `arrangement`, the order of an
+    epoch is the dataset's own.
     """
 
     length: int
@@ -38,6 +40,7 @@ class ShardPlan:
     shuffle: bool = True
     order_seed: int | None = None
     sampling: Sampling | None = field(default=None, repr=False, compare=False)
+    arrangement: Arrangement | None = field(default=None, repr=False, compare=False)
     _cache: dict[int, Order] = field(default_factory=dict, init=False, repr=False, compare=False)
     _first_steps: list[int] = field(default_factory=lambda: [0], init=False, repr=False, compare=False)  # of epochs
 
@@ -147,6 +150,8 @@ class ShardPlan:
         epoch, position = self.locate(step)
         start = position * self.batch_size + shard * self.samples_per_shard
         stop = start + self.samples_per_shard
+        if self.sampling is None and self.arrangement is not None:
+            return self.arrangement.wrapped(epoch, start, stop)
         if self.sampling is None and not self.shuffle:
             return [place % self.length for place in range(start, stop)]
         order = self._permutation(epoch) if self.sampling is None else self.sampling.order(epoch)

@@ -258,8 +258,9 @@ def _samples(faulty: Outcome, indices: Callable[[int, int], list[int]] | None) -
                 return PromiseVerdict(name, False, f"of step {step} {known}")
     text = f"each of the {shards} shards of each step was added up once"
     plan = faulty.trace.plan
-    if plan.get("sampler"):
-        return PromiseVerdict(name, True, f"{text}; which samples these have is the sampler's word")
+    if whose := plan.get("sampler"):
+        whose = "sampler" if whose is True else whose
+        return PromiseVerdict(name, True, f"{text}; which samples these have is the {whose}'s word")
     if indices is None or len(counted) * int(plan.get("batch_size", 0)) > SAMPLES_MAX:
         return PromiseVerdict(name, True, text)
     wrong = _uneven(counted.keys(), indices, plan)

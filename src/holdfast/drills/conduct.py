@@ -262,8 +262,13 @@ def _indices(plan: Mapping[str, Any]) -> Callable[[int, int], list[int]] | None:
     if not plan or plan.get("sampler"):
         return None  # a sampler uses a sample as often as it likes
     from holdfast.data.shards import ShardPlan  # loads torch
+    from holdfast.data.streams.stream import order_alone
 
-    return ShardPlan(**plan).validate().indices
+    fields = {name: value for name, value in plan.items() if name != "stream"}
+    if "stream" in plan:
+        seed = plan["seed"] if plan["order_seed"] is None else plan["order_seed"]
+        fields["arrangement"] = order_alone(plan["stream"], seed)
+    return ShardPlan(**fields).validate().indices
 
 
 def _say(text: str) -> None:

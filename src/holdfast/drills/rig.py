@@ -60,6 +60,12 @@ class Tracer:
             name: getattr(plan, name)
             for name in ("length", "batch_size", "shards", "seed", "drop_last", "shuffle", "order_seed")
         }
+        arrangement = plan.arrangement
+        words = None if arrangement is None else arrangement.words()
+        if words is not None:
+            return {**fields, "stream": words}
+        if arrangement is not None:
+            return {**fields, "sampler": "stream"}
         return fields if plan.sampling is None else {**fields, "sampler": True}
 
     def _write(self, record: dict[str, Any]) -> None:

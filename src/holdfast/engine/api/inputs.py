@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from holdfast.core.config import RunConfig
 from holdfast.core.errors import ConfigError
 from holdfast.core.kinds import a_kind
+from holdfast.data.arrangement import Arranged
 from holdfast.data.sampling import Sampling
 from holdfast.data.shards import ShardPlan
 from holdfast.state.extras import Stateful
@@ -222,7 +223,7 @@ def length_of(dataset: Any) -> int:
     if isinstance(dataset, torch.utils.data.IterableDataset):
         raise ConfigError(
             "an iterable dataset has no positions, so nobody else could compute a lost worker's shards",
-            hint="use a map-style dataset with __len__ and __getitem__",
+            hint="use a map-style dataset with __len__ and __getitem__, or holdfast.data.Stream over its files",
         )
     if isinstance(dataset, type):
         raise ConfigError(f"the dataset is the class {dataset.__name__}", hint=f"make one: {dataset.__name__}(...)")
@@ -267,8 +268,10 @@ def check_generator(generator: Any) -> int | None:
     return generator.initial_seed()
 
 
-def planned(config: RunConfig, batch_size: int | None, sampler: Any, batch_sampler: Any) -> tuple[RunConfig, ShardPlan]:
-    """Which samples are in which shard, and the run's settings with the order that a sampler gives them."""
+def planned(
+    config: RunConfig, dataset: Any, batch_size: int | None, sampler: Any, batch_sampler: Any
+) -> tuple[RunConfig, ShardPlan]:
+    """Which samples are in which shard, and the run's settings with the order that a sampler or a stream gives them."""
     if sampler is not None and batch_sampler is not None:
         raise ConfigError(
             "join got a sampler and a batch_sampler", hint="a batch_sampler has its own: leave out sampler"
@@ -279,16 +282,19 @@ def planned(config: RunConfig, batch_size: int | None, sampler: Any, batch_sampl
             f"join got {both}, and a batch_sampler that says how large each batch is",
             hint=f"leave out {both.partition('=')[0]}",
         )
-    sampling = None
+    sampling = arrangement = None
+    seed = config.seed if config.order_seed is None else config.order_seed
     given = sampler if batch_sampler is None else batch_sampler
     if given is not None:
         batches = batch_sampler is not None
-        seed = config.seed if config.order_seed is None else config.order_seed
         sampling = Sampling(given, length=config.length, seed=seed, shards=config.shards, batches=batches)
         largest = sampling.largest if batches else config.batch_size
         config = replace(config, order=sampling.digest, batches=batches, batch_size=largest)
+    elif isinstance(dataset, Arranged):
+        arrangement = dataset.arranged(seed, shuffle=config.shuffle)
+        config = replace(config, order=arrangement.digest)
     cut = {one.name: getattr(config, one.name) for one in fields(ShardPlan) if hasattr(config, one.name)}
-    return config, ShardPlan(**cut, sampling=sampling).validate()
+    return config, ShardPlan(**cut, sampling=sampling, arrangement=arrangement).validate()
 
 
 def _check_columns(dataset: Any) -> None:

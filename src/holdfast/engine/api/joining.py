@@ -118,7 +118,7 @@ def join(
         **without_recomputing(audited(environment), model),
         mode=mode.words(),
     ).validate()
-    config, plan = planned(config, batch_size, sampler, batch_sampler)
+    config, plan = planned(config, dataset, batch_size, sampler, batch_sampler)
     mode.check(config, plan)
     ahead: dict[str, Any] = {
         "num_workers": num_workers,

@@ -1,0 +1,262 @@
+"""What a stream costs: samples/s beside a plain DataLoader over the same files, a seek in 10^7 samples, and memory.
+
+    python benchmarks/streams.py                       # half a minute on two cores
+    python benchmarks/streams.py --loaders 2 --check --json streams.json
+    python benchmarks/streams.py --per-shard 16 --skipped 300       # what small shards cost
+
+`plain` is what people write: an IterableDataset that reads its share of the files from the beginning, through a shuffle
+buffer of the same size, in a DataLoader with as many loader processes and batches as large as a shard. `stream` is
+holdfast.data.Stream through the loader of a worker. Both decode the same way; each figure is
+the median of --rounds pairs that take turns. Files are in the page cache: what is compared is the work, not a disk.
+
+A seek is everything that a worker needs for a shard in the middle of an epoch: the stream is opened, with its index,
+and the first batch is there. Memory is what a process has of its own (RssAnon) after half an epoch's places, beside
+what it had before the index was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import multiprocessing
+import random
+import statistics
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from arguments import conclude, listed
+from holdfast.data import Stream, Tokens
+from holdfast.data.loader import ShardLoader
+from holdfast.data.shards import ShardPlan
+
+KINDS = ("tokens", "lines", "tar")
+FILES = 8
+LENGTH = 256
+BUFFER = 4096
+RATIO_MIN = 0.95
+SEEK_S_MAX = 1.0
+MEMORY_MB_MAX = 64.0  # the shuffle buffer's numbers, the order of blocks, and what Python keeps
+SHARDS = 4
+
+
+def from_line(line: bytes) -> torch.Tensor:
+    return torch.tensor(json.loads(line)["tokens"])
+
+
+def from_tar(sample: dict[str, bytes]) -> tuple[torch.Tensor, int]:
+    return torch.frombuffer(bytearray(sample["raw"]), dtype=torch.uint8).float(), int(sample["cls"])
+
+
+def write(kind: str, directory: Path, samples: int) -> None:
+    """The files of a kind, `samples` in each."""
+    for number in range(FILES):
+        draws = numpy.random.default_rng(number)
+        if kind == "tokens":
+            draws.integers(0, 50000, samples * LENGTH, dtype=numpy.uint16).tofile(directory / f"{number}.bin")
+        elif kind == "lines":
+            rows = draws.integers(0, 50000, (samples, 64)).tolist()
+            (directory / f"{number}.jsonl").write_text("".join(json.dumps({"tokens": row}) + "\n" for row in rows))
+        else:
+            with tarfile.open(directory / f"{number}.tar", "w") as tar:
+                for sample in range(samples):
+                    for part, data in (("raw", draws.bytes(3072)), ("cls", b"%d" % (sample % 10))):
+                        about = tarfile.TarInfo(f"{sample:06}.{part}")
+                        about.size = len(data)
+                        tar.addfile(about, io.BytesIO(data))
+
+
+class Plain(IterableDataset[Any]):
+    """The files from their beginning, through a shuffle buffer."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.kind, self.paths = kind, sorted(one for one in directory.iterdir() if ".holdfast-" not in one.name)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        paths = self.paths if info is None else self.paths[info.id :: info.num_workers]
+        draws, waiting = random.Random(info.id if info else 0), []
+        for sample in (sample for path in paths for sample in self.samples(path)):
+            if len(waiting) < BUFFER:
+                waiting.append(sample)
+                continue
+            place = draws.randrange(BUFFER)
+            yield self.decoded(waiting[place])
+            waiting[place] = sample
+        draws.shuffle(waiting)
+        yield from map(self.decoded, waiting)
+
+    def samples(self, path: Path) -> Iterator[Any]:
+        if self.kind == "tokens":
+            tokens = numpy.memmap(path, dtype=numpy.uint16, mode="r")
+            yield from (tokens[start : start + LENGTH] for start in range(0, len(tokens) - LENGTH + 1, LENGTH))
+        elif self.kind == "lines":
+            with path.open("rb") as file:
+                yield from file
+        else:
+            with tarfile.open(path, "r|") as tar:
+                sample: dict[str, bytes] = {}
+                for member in tar:
+                    reader = tar.extractfile(member)
+                    assert reader is not None
+                    sample[member.name.partition(".")[2]] = reader.read()
+                    if len(sample) == 2:
+                        yield sample
+                        sample = {}
+
+    def decoded(self, sample: Any) -> Any:
+        if self.kind == "tokens":
+            return torch.from_numpy(sample.astype(numpy.int64))
+        return (from_line if self.kind == "lines" else from_tar)(sample)
+
+
+def opened(kind: str, directory: Path) -> Stream:
+    if kind == "tokens":
+        files = sorted(directory.glob("*.bin"))
+        return Stream([Tokens(path, length=LENGTH) for path in files], shuffle_buffer=BUFFER)
+    if kind == "lines":
+        return Stream(directory / "*.jsonl", decode=from_line, shuffle_buffer=BUFFER)
+    return Stream(directory / "*.tar", decode=from_tar, shuffle_buffer=BUFFER)
+
+
+def plan_of(stream: Any, batch_size: int, *, shards: int = SHARDS) -> ShardPlan:
+    arrangement = stream.arranged(0, shuffle=True)
+    return ShardPlan(length=len(stream), batch_size=batch_size, shards=shards, seed=0, arrangement=arrangement)
+
+
+def rate(batches: Iterator[Any], per_batch: int, skipped: int) -> float:
+    """Samples/s after the first batches, in which processes start and buffers fill."""
+    for _ in islice(batches, skipped):
+        pass
+    began = time.perf_counter()
+    count = sum(1 for _ in batches)
+    return count * per_batch / (time.perf_counter() - began)
+
+
+def plain_rate(kind: str, directory: Path, loaders: int, per_shard: int, skipped: int) -> float:
+    dataset = Plain(kind, directory)
+    loader = DataLoader(dataset, batch_size=per_shard, num_workers=loaders, drop_last=True)
+    return rate(iter(loader), per_shard, skipped)
+
+
+def stream_rate(kind: str, directory: Path, loaders: int, per_shard: int, skipped: int) -> float:
+    plan = plan_of(stream := opened(kind, directory), per_shard * SHARDS)
+    places = [(step, shard) for step in range(plan.steps_per_epoch) for shard in range(SHARDS)]
+    with ShardLoader(stream, plan, num_workers=loaders) as loader:
+        loader.expect(places)
+        return rate((loader.get(*place) for place in places), per_shard, skipped)
+
+
+def own_memory_mb() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 1024
+
+
+def write_many(directory: Path, samples: int, kind: str) -> None:
+    """Many small samples."""
+    for number in range(FILES):
+        if kind == "tokens":
+            numpy.arange(samples // FILES * 2).astype(numpy.uint16).tofile(directory / f"{number}.bin")
+        else:
+            (directory / f"{number}.txt").write_bytes(b"a line\n" * (samples // FILES))
+
+
+def open_many(directory: Path, kind: str) -> Stream:
+    if kind == "tokens":
+        return Stream([Tokens(path, length=2) for path in sorted(directory.glob("*.bin"))])
+    return Stream(directory / "*.txt", decode=len)
+
+
+def seek(directory: Path, kind: str, found: Any) -> None:
+    """In a process of its own: the first shard in the middle of an epoch, and memory after the epoch's other half."""
+    before = own_memory_mb()
+    open_many(directory, kind)  # the index is made, and kept
+    began = time.perf_counter()
+    stream = open_many(directory, kind)
+    plan = plan_of(stream, 64)
+    loader = ShardLoader(stream, plan)
+    middle = plan.steps_per_epoch // 2
+    loader.get(middle, 0)
+    took = time.perf_counter() - began
+    for step in range(middle, plan.steps_per_epoch, 97):  # through every window to the end
+        plan.indices(step, 0)
+    found.put((took, own_memory_mb() - before, len(stream)))
+
+
+def measure_seek(kind: str, samples: int) -> tuple[float, float, int]:
+    context = multiprocessing.get_context("spawn")
+    found = context.Queue()
+    with tempfile.TemporaryDirectory() as directory:
+        write_many(Path(directory), samples, kind)
+        process = context.Process(target=seek, args=(Path(directory), kind, found))
+        process.start()
+        took: tuple[float, float, int] = found.get(timeout=300)
+        process.join(60)
+    return took
+
+
+def compare(kind: str, args: argparse.Namespace) -> tuple[float, float, float]:
+    """Samples/s of both, and the median of the ratios of pairs."""
+    with tempfile.TemporaryDirectory() as directory:
+        home = Path(directory)
+        write(kind, home, args.samples)
+        opened(kind, home)  # the index is kept, as it is after the first start
+        ways = [
+            partial(way, kind, home, args.loaders, args.per_shard, args.skipped) for way in (plain_rate, stream_rate)
+        ]
+        pairs = []
+        for number in range(args.rounds):
+            pair = [0.0, 0.0]
+            for way in (0, 1) if number % 2 else (1, 0):
+                pair[way] = ways[way]()
+            pairs.append(pair)
+    plain, stream = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return plain, stream, statistics.median(pair[1] / pair[0] for pair in pairs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", type=listed(KINDS), default=list(KINDS))
+    parser.add_argument("--samples", type=int, default=4000, help="of each file")
+    parser.add_argument("--many", type=float, default=1e7, help="samples in which is sought")
+    parser.add_argument("--per-shard", type=int, default=64, help="samples")
+    parser.add_argument("--loaders", type=int, default=1, help="loader processes of both")
+    parser.add_argument("--rounds", type=int, default=5, help="0 to seek only")
+    parser.add_argument("--skipped", type=int, default=75, help="batches before the clock starts")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    figures: dict[str, float] = {}
+    missed = []
+    print(f"{'':10}{'plain':>12}{'stream':>12}{'ratio':>8}    samples/s, {args.loaders} loader processes")
+    for kind in args.kinds if args.rounds else ():
+        plain, stream, ratio = compare(kind, args)
+        print(f"{kind:10}{plain:12,.0f}{stream:12,.0f}{ratio:8.2f}", flush=True)
+        figures |= {f"{kind}_plain": plain, f"{kind}_stream": stream, f"{kind}_ratio": ratio}
+        if ratio < RATIO_MIN:
+            missed.append(f"{kind}: {ratio:.2f} of a plain DataLoader, and {RATIO_MIN} is wanted")
+    print(f"{'':10}{'samples':>12}{'seek':>10}{'memory':>10}")
+    for kind in ("tokens", "lines"):
+        took, memory, samples = measure_seek(kind, int(args.many))
+        print(f"{kind:10}{samples:12,}{took:8.3f} s{memory:7.1f} MB", flush=True)
+        figures |= {f"{kind}_seek_s": took, f"{kind}_memory_mb": memory}
+        if took > SEEK_S_MAX:
+            missed.append(f"{kind}: a seek took {took:.2f} s, and {SEEK_S_MAX} s is the most")
+        if memory > MEMORY_MB_MAX:
+            missed.append(f"{kind}: {memory:.0f} MB of memory, and {MEMORY_MB_MAX:.0f} MB is the most")
+    return conclude(args, figures, missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
