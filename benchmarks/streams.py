@@ -2,12 +2,13 @@
 
     python benchmarks/streams.py                       # half a minute on two cores
     python benchmarks/streams.py --loaders 2 --check --json streams.json
-    python benchmarks/streams.py --per-shard 16 --skipped 300       # what small shards cost
+    python benchmarks/streams.py --per-shard 16        # with shards of one size
 
 `plain` is what people write: an IterableDataset that reads its share of the files from the beginning, through a shuffle
 buffer of the same size, in a DataLoader with as many loader processes and batches as large as a shard. `stream` is
-holdfast.data.Stream through the loader of a worker. Both decode the same way; each figure is
-the median of --rounds pairs that take turns. Files are in the page cache: what is compared is the work, not a disk.
+holdfast.data.Stream through the loader of a worker. Both decode the same way; each figure is the median of --rounds
+pairs that take turns, with each number of samples in a shard. Files are in the page cache: what is compared is the
+work, not a disk.
 
 A seek is everything that a worker needs for a shard in the middle of an epoch: the stream is opened, with its index,
 and the first batch is there. Memory is what a process has of its own (RssAnon) after half an epoch's places, beside
@@ -28,7 +29,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -206,15 +207,14 @@ def measure_seek(kind: str, samples: int) -> tuple[float, float, int]:
     return took
 
 
-def compare(kind: str, args: argparse.Namespace) -> tuple[float, float, float]:
+def compare(kind: str, per_shard: int, args: argparse.Namespace) -> tuple[float, float, float]:
     """Samples/s of both, and the median of the ratios of pairs."""
+    skipped = args.skipped // per_shard
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         write(kind, home, args.samples)
         opened(kind, home)  # the index is kept, as it is after the first start
-        ways = [
-            partial(way, kind, home, args.loaders, args.per_shard, args.skipped) for way in (plain_rate, stream_rate)
-        ]
+        ways = [partial(way, kind, home, args.loaders, per_shard, skipped) for way in (plain_rate, stream_rate)]
         pairs = []
         for number in range(args.rounds):
             pair = [0.0, 0.0]
@@ -230,22 +230,24 @@ def main() -> int:
     parser.add_argument("--kinds", type=listed(KINDS), default=list(KINDS))
     parser.add_argument("--samples", type=int, default=4000, help="of each file")
     parser.add_argument("--many", type=float, default=1e7, help="samples in which is sought")
-    parser.add_argument("--per-shard", type=int, default=64, help="samples")
+    parser.add_argument("--per-shard", type=int, nargs="+", default=[16, 64], help="samples")
     parser.add_argument("--loaders", type=int, default=1, help="loader processes of both")
     parser.add_argument("--rounds", type=int, default=5, help="0 to seek only")
-    parser.add_argument("--skipped", type=int, default=75, help="batches before the clock starts")
+    parser.add_argument("--skipped", type=int, default=4800, help="samples before the clock starts")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     figures: dict[str, float] = {}
     missed = []
     print(f"{'':10}{'plain':>12}{'stream':>12}{'ratio':>8}    samples/s, {args.loaders} loader processes")
-    for kind in args.kinds if args.rounds else ():
-        plain, stream, ratio = compare(kind, args)
-        print(f"{kind:10}{plain:12,.0f}{stream:12,.0f}{ratio:8.2f}", flush=True)
-        figures |= {f"{kind}_plain": plain, f"{kind}_stream": stream, f"{kind}_ratio": ratio}
+    for kind, per_shard in product(args.kinds, args.per_shard) if args.rounds else ():
+        plain, stream, ratio = compare(kind, per_shard, args)
+        name = f"{kind}_{per_shard}"
+        print(f"{name:10}{plain:12,.0f}{stream:12,.0f}{ratio:8.2f}", flush=True)
+        figures |= {f"{name}_plain": plain, f"{name}_stream": stream, f"{name}_ratio": ratio}
         if ratio < RATIO_MIN:
-            missed.append(f"{kind}: {ratio:.2f} of a plain DataLoader, and {RATIO_MIN} is wanted")
+            what = f"{kind}, {per_shard} samples a shard"
+            missed.append(f"{what}: {ratio:.2f} of a plain DataLoader, and {RATIO_MIN} is wanted")
     print(f"{'':10}{'samples':>12}{'seek':>10}{'memory':>10}")
     for kind in ("tokens", "lines"):
         took, memory, samples = measure_seek(kind, int(args.many))
