@@ -35,6 +35,7 @@ OTHERS = {  # options of other programs, and what people type for ours
     "agent/workers/stacks.py": "*",
     "drills/report.py": "*",  # colours of the page
     "drills/plots.py": "*",
+    "integrations/variables/one_thread.py": "*",  # XLA's
 }
 
 

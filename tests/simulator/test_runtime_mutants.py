@@ -176,6 +176,12 @@ def a_state_is_offered_beyond_its_loop(patch: Patch) -> None:
     patch.setattr(BetweenLoops, "let_them_read", let_them_read)
 
 
+def others_read_what_the_lines_change(patch: Patch) -> None:
+    """Nobody waits for those that read its state. By itself that costs joiners their place, and nobody a bit."""
+    test_loops.change_what_others_read(patch)
+    a_state_is_offered_beyond_its_loop(patch)
+
+
 def with_outages() -> None:
     for seed in range(20):
         simulate(seed, fault="outage", faults=2, in_steps=True)
@@ -200,7 +206,7 @@ RUNTIME: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
     (nobody_trains_without_the_ledger, with_outages),
     (stamps_are_not_looked_at, lambda: simulate(121)),
     (a_state_is_offered_beyond_its_loop, lambda: simulate(ASKS_TOO_LATE[0])),
-    (test_loops.change_what_others_read, lambda: play("joiners_where_loops_end")),
+    (others_read_what_the_lines_change, lambda: play("joiners_where_loops_end")),
     (test_loops.keep_what_the_lines_did, lambda: play("two_joiners_in_the_second_loop")),
     (test_loops.forget_what_is_passed, lambda: play("two_joiners_in_the_second_loop")),
 ]
