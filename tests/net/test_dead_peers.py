@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from streams import MEMBERS, WAIT_S, group, tcp_pair, tls_pair, two_groups
+from connected_pairs import MEMBERS, WAIT_S, group, tcp_pair, tls_pair, two_groups
 
 from holdfast.membership.codec import encode
 from holdfast.membership.messages import Done, Ready
