@@ -192,6 +192,22 @@ def test_a_nondeterministic_operation(script: str, tmp_path: Path) -> None:
     assert done.stderr.count("Traceback") == 1
 
 
+@pytest.mark.parametrize("how", ["shards", "loader", "raises"])
+def test_a_script_started_by_hand(how: str, script: str, tmp_path: Path) -> None:
+    """The same sentence and exit code as in a run; the script's own exceptions keep their traceback."""
+    done = subprocess.run(
+        [sys.executable, script, how], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    everything = done.stdout + done.stderr
+    if how == "raises":
+        assert done.returncode == 1 and "Traceback" in done.stderr and "in fail_at" in done.stderr, everything
+        return
+    assert done.returncode == 2 and "Traceback" not in done.stderr, everything
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("holdfast: ") and lines[1].startswith("  hint: "), everything
+    assert lines[2].startswith("  at script.py:") and len(lines) == 3, everything
+
+
 def test_a_second_run_of_the_same_name(tmp_path: Path) -> None:
     """While the first lives; after it has finished there is nothing left to do."""
     script = tmp_path / "wait.py"

@@ -1,5 +1,6 @@
-"""A run of one, `python train.py`: what an agent would say and do for it. Its events are sentences on stderr, and
-Ctrl-C or SIGTERM in a loop over steps finishes the step, saves it, and ends the loop.
+"""A run of one, `python train.py`: what an agent would say and do for it. Its events are sentences on stderr. Ctrl-C or
+SIGTERM in a loop over steps finishes the step, saves it, and ends the loop. A mistake in how the script uses Holdfast is
+one sentence and exit code 2.
 """
 
 from __future__ import annotations
@@ -9,13 +10,20 @@ import signal
 import sys
 import threading
 import time
-from types import FrameType
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from types import FrameType, TracebackType
+from typing import Any, ParamSpec, TypeVar
 
+from holdfast.core.errors import EXIT_BAD_INPUT, HoldfastError
 from holdfast.engine.recovery.leaving import LeaveRequested
+from holdfast.engine.reporting import line_of_script
 from holdfast.events import EventLog
 from holdfast.events.telling import sentence
 from holdfast.net.mailbox import Mailbox
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 NAME = "this run"
 SAID = ("resumed", "storage_down", "storage_up", "waiting", "warning", "skipped", "left", "cut_short", "unsaved")
@@ -32,6 +40,30 @@ class SpokenEvents(EventLog):
         if kind in SAID:
             event = {"t": time.time(), "who": NAME, "kind": kind, **fields}
             print(f"holdfast: {sentence(event)}", file=sys.stderr, flush=True)
+
+
+def answers_mistakes_in_a_sentence(join: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """The same function. From its first call on a mistake that nobody catches ends the process as under `holdfast run`.
+
+    An interactive session, or a script that has a hook of its own, keeps its tracebacks.
+    """
+
+    @wraps(join)
+    def answering(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        if sys.excepthook is sys.__excepthook__ and not sys.flags.interactive and not hasattr(sys, "ps1"):
+            sys.excepthook = _last_words
+        return join(*arguments, **options)
+
+    return answering
+
+
+def _last_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, HoldfastError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    place = line_of_script(trace)
+    print(f"holdfast: {error}" + (f"\n  at {place}" if place else ""), file=sys.stderr)
+    raise SystemExit(EXIT_BAD_INPUT)  # which Python takes from a hook as the process's own
 
 
 class LoopSignals:

@@ -16,6 +16,7 @@ from holdfast.core.config import RunConfig
 from holdfast.data.loader import ShardLoader
 from holdfast.data.sampling import Given
 from holdfast.data.shards import ShardPlan
+from holdfast.engine.api.alone import answers_mistakes_in_a_sentence
 from holdfast.engine.api.hash_order import say_where_order_is_chance
 from holdfast.engine.api.inputs import (
     check_dataset,
@@ -56,6 +57,7 @@ from holdfast.state.snapshot import Holder
 LOOPS = "holdfast.loops"  # our own part of a snapshot's extras
 
 
+@answers_mistakes_in_a_sentence
 @tells_new_names
 def join(
     model: torch.nn.Module | Mapping[str, torch.nn.Module],
