@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import TensorDataset, default_collate, get_worker_info
 
 from holdfast.data.seeding import derive_seed, seed_everything
 from holdfast.data.stuck_loaders import LoaderStacks
@@ -25,6 +25,8 @@ from holdfast.data.stuck_loaders import LoaderStacks
 Place: TypeAlias = tuple[int, int]  # (step, shard)
 _Failure: Any = ExceptionWrapper  # torch's, which keeps the traceback as text; not typed there
 _PR_SET_PDEATHSIG = 1
+_WHOLE_TYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_PLAIN_TYPES = frozenset((*_WHOLE_TYPES, torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class ShardFetcher:
             torch.set_num_threads(1)
         try:
             seed_everything(derive_seed(self.seed, step, shard, "fetch"))
+            if self.collate_fn is None and (batch := rows_at_once(self.dataset, indices)) is not None:
+                return batch
             if getattr(self.dataset, "__getitems__", None):
                 samples = self.dataset.__getitems__(indices)
             else:
@@ -62,6 +66,34 @@ class ShardFetcher:
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+
+def rows_at_once(dataset: Any, indices: list[int]) -> list[torch.Tensor] | None:
+    """What torch's default_collate makes of a TensorDataset's samples, without making them first: a third of the time.
+
+    None where it is not certain to be the same: another dataset, unusual tensors or indices; and in a loader process,
+    where default_collate writes into shared memory at once.
+    """
+    if type(dataset) is not TensorDataset or not indices or get_worker_info() is not None:
+        return None
+    tensors = dataset.tensors
+    if not all(_is_plain(tensor) for tensor in tensors) or not {type(index) for index in indices} <= {int}:
+        return None
+    if min(indices) < 0 or max(indices) >= len(dataset):
+        return None  # counted from the end, or an error that the dataset words itself
+    rows = torch.tensor(indices)
+    return [tensor.index_select(0, rows) for tensor in tensors]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.dtype in _PLAIN_TYPES
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.requires_grad
+        and tensor.is_contiguous()
+    )
 
 
 @dataclass(frozen=True)
