@@ -30,7 +30,7 @@ def test_the_same_values_types_and_strides(shapes: list, dtype: torch.dtype, ind
     for mine, theirs in zip(made, expected, strict=True):
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape and mine.stride() == theirs.stride()
         assert torch.equal(mine, theirs)
-        assert mine.storage_offset() == 0 and mine.data_ptr() % 64 == 0 or not mine.numel()
+        assert (mine.storage_offset() == 0 and mine.data_ptr() % 64 == 0) or not mine.numel()
 
 
 def test_a_changed_batch_leaves_the_dataset_alone() -> None:

@@ -1,6 +1,6 @@
-"""A run of one, `python train.py`: what an agent would say and do for it. Its events are sentences on stderr. Ctrl-C or
-SIGTERM in a loop over steps finishes the step, saves it, and ends the loop. A mistake in how the script uses Holdfast is
-one sentence and exit code 2.
+"""A run of one, `python train.py`: what an agent would say and do for it. Its events are sentences on stderr. Ctrl-C
+or SIGTERM in a loop over steps finishes the step, saves it, and ends the loop. A mistake in how the script uses us
+is one sentence and exit code 2.
 """
 
 from __future__ import annotations
