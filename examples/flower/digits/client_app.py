@@ -21,7 +21,16 @@ def averaged(message: Message, context: Context, call_next) -> Message:
     return ClientMomentum(float(context.run_config["momentum"]))(message, context, call_next)
 
 
-@app.train(mods=[averaged])
+def masked(message: Message, context: Context, call_next) -> Message:
+    if not int(context.run_config["buckets"]):
+        return call_next(message, context)
+    from digits import masking
+
+    mod = masking.mod(context.run_config, str(context.node_config.get("attack", "none")))
+    return mod(message, context, call_next)
+
+
+@app.train(mods=[masked, averaged])
 def train(message: Message, context: Context) -> Message:
     node, run = context.node_config, context.run_config
     number, parts, seed = int(node["partition-id"]), int(node["num-partitions"]), int(run["seed"])

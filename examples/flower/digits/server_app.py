@@ -11,6 +11,15 @@ from holdfast.integrations.flower import RobustStrategy, Rounds
 app = ServerApp()
 
 
+def combiner(run):
+    """The rule's words or, where clients mask their updates, what combines the sums of buckets."""
+    if not int(run["buckets"]):
+        return str(run["aggregator"])
+    from digits import masking
+
+    return masking.buckets(run)
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     run = context.run_config
@@ -21,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
         return MetricRecord({"accuracy": task.accuracy(model)})
 
     strategy = RobustStrategy(
-        str(run["aggregator"]),
+        combiner(run),
         f=int(run["f"]),
         rounds=Rounds(
             available_min=int(run["clients"]),

@@ -8,9 +8,10 @@ and of the peer's key if it was lost, never both, and nothing unless enough have
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NoReturn
 
-from holdfast.byzantine.agreement.canonical import digest_of, encode
+from holdfast.byzantine.agreement.canonical import decode, digest_of, encode
 from holdfast.byzantine.privacy import dealing
 from holdfast.byzantine.privacy.ciphers import Expand, KeyPair, Secrets, commitment_to, derived, expand, opened, seal
 from holdfast.byzantine.privacy.fixed_point import Residues
@@ -42,6 +43,23 @@ _EXPECTED: dict[Phase, type[FromServer]] = {
     Phase.MASK: Parcels,
     Phase.UNMASK: Survivors,
 }
+
+
+@dataclass(frozen=True)
+class Kept:
+    """All of a client between two messages. As secret as its keys."""
+
+    name: str
+    round: int
+    terms: Terms
+    secrets: Secrets
+    phase: int
+    ended: str
+    about: bytes
+    commitment: bytes
+    members: tuple[Member, ...]
+    own: tuple[bytes, ...]
+    parcels: tuple[Parcel, ...]
 
 
 class MaskedClient:
@@ -101,6 +119,41 @@ class MaskedClient:
         if isinstance(message, Parcels):
             return self._masked(message)
         return self._unmask(message)
+
+    # -- for processes that live as long as one message
+
+    def kept(self) -> bytes:
+        """What `restored` goes on with. Answers are not in it: a message that comes again is refused."""
+        parcels = tuple(Parcel(peer, sealed) for peer, sealed in self._parcels.items())
+        return encode(
+            Kept(
+                self.name,
+                self.round,
+                self.terms,
+                self._secrets,
+                int(self.phase),
+                self._ended,
+                self._about,
+                self._commitment,
+                tuple(self._members.values()),
+                self._own,
+                parcels,
+            )
+        )
+
+    @classmethod
+    def restored(cls, content: bytes, *, expand: Expand = expand) -> MaskedClient:
+        """ProtocolError for what `kept` has not made."""
+        kept = decode(content, {Kept.__name__: Kept})
+        if kept.phase not in tuple(Phase) or len(kept.own) != 2:
+            raise ProtocolError("not what a client keeps of a round")
+        client = cls(kept.name, kept.round, kept.terms, kept.secrets, expand=expand)
+        client.phase, client._ended = Phase(kept.phase), kept.ended
+        client._about, client._commitment = kept.about, kept.commitment
+        client._members = {member.client: member for member in kept.members}
+        client._own = (kept.own[0], kept.own[1])
+        client._parcels = {parcel.peer: parcel.sealed for parcel in kept.parcels}
+        return client
 
     # -- the four phases
 

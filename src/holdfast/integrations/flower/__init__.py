@@ -1,7 +1,7 @@
 """Federated learning on Flower with clients that nobody vouches for: `RobustStrategy(parse("nnm+trimmed-mean"), f=2)`.
 
 Names are loaded when they are first used, and Flower with them; where it is not installed, one sentence says what to
-do. What needs no torch (`ClientMomentum`) does not import it, so that clients may be without. docs/how-to/flower.md.
+do. What needs no torch (`ClientMomentum`, `MaskedUpdates`) does not import it, so that clients may be without. docs/how-to/flower.md.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.integrations.flower.combining import ByRule, Combiner, RoundDesk, RoundOutcome
+    from holdfast.integrations.flower.masked_buckets import MaskedBuckets
+    from holdfast.integrations.flower.masked_updates import MaskedUpdates
     from holdfast.integrations.flower.momentum import ClientMomentum
     from holdfast.integrations.flower.reputation import Quarantine
     from holdfast.integrations.flower.rounds import Rounds
@@ -22,6 +24,8 @@ _HOMES = {
     "ByRule": "combining",
     "ClientMomentum": "momentum",
     "Combiner": "combining",
+    "MaskedBuckets": "masked_buckets",
+    "MaskedUpdates": "masked_updates",
     "Quarantine": "reputation",
     "RobustStrategy": "strategy",
     "RoundDesk": "combining",
@@ -33,6 +37,8 @@ __all__ = [
     "ByRule",
     "ClientMomentum",
     "Combiner",
+    "MaskedBuckets",
+    "MaskedUpdates",
     "Quarantine",
     "RobustStrategy",
     "RoundDesk",

@@ -2,8 +2,8 @@
 
 A `Combiner` is given the round's model, the clients that take part, and a `RoundDesk`, through which it asks them: as
 often as it needs to within a round, each time with a deadline, replies checked one by one as they come. The plain way
-asks once. One that masks updates asks for keys, for masked sums and for what unmasks them, and applies its rule to
-sums of buckets in place of updates; it says in `RoundOutcome.conducts` what each client's part in it was.
+asks once. `masked_buckets.py` asks for keys, for shares, for masked numbers and for what opens their sums, and applies
+its rule to sums of buckets in place of updates.
 """
 
 from __future__ import annotations
@@ -47,11 +47,13 @@ class RoundDesk(Protocol):
         kind: str = MessageType.TRAIN,
         late: int = 0,
         needed: int = 1,
+        part: float = 1.0,
     ) -> Answers:
         """Sends each client its records and reads the replies as they come. `read` raises Unfit for a malformed one.
 
         `kind` is Flower's message type, `train` or `train.something`. Once there are `needed` good answers and no more
-        than `late` are missing, these are waited for no longer than `late_s`; never longer than the round's deadline.
+        than `late` are missing, these are waited for no longer than `late_s`; never longer than the round's deadline,
+        or this `part` of the time that is left until then.
         """
         ...
 

@@ -73,8 +73,9 @@ class GridDesk:
         kind: str = MessageType.TRAIN,
         late: int = 0,
         needed: int = 1,
+        part: float = 1.0,
     ) -> Answers:
-        began_s, deadline_s = self._clock(), self.left_s()
+        began_s, deadline_s = self._clock(), self.left_s() * part
         patience = Patience(deadline_s, self._rounds.late_s, late, needed)
         waiting = self._sent(contents, kind, deadline_s)
         good: dict[int, Any] = {}
