@@ -113,6 +113,7 @@ soak: install
 	for seed in $$(seq 20); do \
 	  $(BIN)/python -m tests.soak.servers --for 120s --seed $$seed || exit 1; done
 	$(BIN)/python -m tests.soak.flower
+	$(BIN)/python -m tests.soak.flower --masked
 	for storage in s3 hdfs; do \
 	  $(BIN)/python -m tests.soak.checkpoint_faults --points 20 --storage $$storage || exit 1; done
 	$(BIN)/python -m tests.harness.simulator --schedules 1000000

@@ -3,6 +3,8 @@
     python benchmarks/aggregators.py                  # n = 20 and 50, d = 1e6 and 1e7: minutes, and 5 GB of memory
     python benchmarks/aggregators.py --n 20 --d 1e6   # seconds
     python benchmarks/aggregators.py --check --json f.json
+    python benchmarks/aggregators.py --n 50 --d 1e7 --rules krum,mda --add --json f.json   # one piece after the other
+    python benchmarks/aggregators.py --judge --json f.json                                 # 1 if a bar is missed in it
 
 Each rule and each library computes in a process of its own, on the same float32 numbers, with as many threads as torch
 has, and the fastest of a few rounds counts. `sums` is that time over the time of `updates.sum(0)`, which is measured in
@@ -14,6 +16,10 @@ parts that are not measured here; where those are missing, empty modules stand i
 library that looks at all subsets can end, with C(n, f) up to 5,000. Settings are each library's own defaults: byzfl's
 geometric median ends after 3 rounds, ours when it stands still.
 
+Pieces: `--add` leaves in the file what is there of other rules, sizes and libraries. A piece of one rule takes, on two
+cores, seconds at d = 1e6, and at d = 1e7 a minute or two, most of it the slower libraries'; what does not end within
+`--timeout` seconds is told and left away.
+
 Bars, where they are checked: median and trimmed mean within 4 sums at n = 20, rules of distances within 25, extra
 memory at most 5 %; faster than every peer, ten times for median and trimmed mean.
 """
@@ -23,6 +29,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -46,6 +53,7 @@ EXTRA_MAX = 0.05
 FASTER_MIN = dict.fromkeys(COLUMNWISE, 10.0)
 SUBSETS_MAX = 5000
 TIMEOUT_S = 900.0
+FIGURES = ("seconds", "sums", "sum_seconds", "extra")
 UNMEASURED = {"torchvision": ("datasets", "transforms"), "matplotlib": ("pyplot",), "seaborn": ()}  # that byzfl imports
 
 
@@ -58,31 +66,62 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, by name")
+    parser.add_argument("--add", action="store_true", help="to what is in --json's file already")
+    parser.add_argument("--judge", action="store_true", help="measure nothing: only look at --json's file")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="S", help="for one rule of one library")
     parser.add_argument("--one", nargs=4, metavar=("WHO", "RULE", "N", "D"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         who, rule, n, d = args.one
         print(json.dumps(measure(who, rule, int(n), int(d), args.rounds)))
         return 0
+    if (args.add or args.judge) and not args.json:
+        parser.error("--add and --judge go with --json FILE")
+    if args.judge:
+        args.check, args.add = True, True
+        known = figures_in(args.json)
+        unmeasured = [f"{name}: not measured" for name in wanted(args) if f"holdfast_{name}_seconds" not in known]
+        return conclude(args, known, [*judged(known), *unmeasured])
     peers = [peer for peer in args.peers if peer != "none"]
     missing = [peer for peer in peers if importlib.util.find_spec(peer) is None]
     for peer in missing:
         print(f"{peer}: not installed")
-    figures: dict[str, float] = {}
-    missed: list[str] = []
+    figures = figures_in(args.json) if args.add else {}
     for n, d in ((int(n), int(float(d))) for n in args.n for d in args.d):
         print(f"\nn = {n}, d = {d:.0e}, f = {n // 5}")
         print(f"{'rule':<18} {'who':<9} {'seconds':>9} {'sums':>7} {'extra':>7}")
         for rule in args.rules:
             found = {
-                who: ask(who, rule, n, d, args.rounds) for who in ("holdfast", *(p for p in peers if p not in missing))
+                who: ask(who, rule, n, d, args.rounds, args.timeout)
+                for who in ("holdfast", *(p for p in peers if p not in missing))
             }
             show(rule, found)
             name = f"{rule}_n{n}_d{d:.0e}"
             for who, one in found.items():
                 figures |= {f"{who}_{name}_{what}": value for what, value in one.items()}
-            missed += judge(name, rule, n, found)
-    return conclude(args, figures, missed)
+            if args.add:  # a piece that is cut off keeps what it has
+                args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return conclude(args, figures, list(judged(figures)))
+
+
+def wanted(args: argparse.Namespace) -> list[str]:
+    return [f"{rule}_n{n}_d{float(d):.0e}" for n in args.n for d in args.d for rule in args.rules]
+
+
+def figures_in(path: Path) -> dict[str, float]:
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def judged(figures: dict[str, float]) -> Iterator[str]:
+    """The bars that are missed in all that was measured."""
+    for rule, n, d in itertools.product(RULES, (10, 20, 50), ("1e5", "1e6", "1e7")):
+        name = f"{rule}_n{n}_d{float(d):.0e}"
+        found = {
+            who: {what: figures[key] for what in FIGURES if (key := f"{who}_{name}_{what}") in figures}
+            for who in ("holdfast", *PEERS)
+        }
+        if found["holdfast"]:
+            yield from judge(name, rule, n, found)
 
 
 def show(rule: str, found: dict[str, dict[str, float]]) -> None:
@@ -103,15 +142,15 @@ def judge(name: str, rule: str, n: int, found: dict[str, dict[str, float]]) -> I
             yield f"{name}: {one['seconds'] / ours['seconds']:.1f} times as fast as {who}, not {bar:.0f}"
 
 
-def ask(who: str, rule: str, n: int, d: int, rounds: int) -> dict[str, float]:
+def ask(who: str, rule: str, n: int, d: int, rounds: int, timeout_s: float) -> dict[str, float]:
     """What `measure` finds in a process of its own; nothing where this library has no such rule, or does not end."""
     if who != "holdfast" and not offered(who, rule, n):
         return {}
     command = [sys.executable, "-W", "ignore", __file__, "--rounds", str(rounds), "--one", who, rule, str(n), str(d)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**os.environ, **QUIET})
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **QUIET})
     except subprocess.TimeoutExpired:
-        print(f"{rule:<18} {who:<9} no end after {TIMEOUT_S:.0f} s")
+        print(f"{rule:<18} {who:<9} no end after {timeout_s:.0f} s")
         return {}
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["nothing said"]

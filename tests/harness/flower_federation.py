@@ -51,6 +51,7 @@ class Federation:
         self._environment = {
             **os.environ,
             "FLWR_HOME": str(home / "flwr"),
+            "XDG_STATE_HOME": str(home / "kept"),  # of clients in masked rounds
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PYTHONUNBUFFERED": "1",

@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.byzantine.privacy import dealing
+from holdfast.byzantine.privacy.client import MaskedClient
+from holdfast.byzantine.privacy.exchange import carried
 from holdfast.byzantine.privacy.fixed_point import Encoding
 from holdfast.byzantine.privacy.masked_round import MaskedRound
 from holdfast.byzantine.privacy.messages import Phase
 from holdfast.byzantine.privacy.sharing import recovered, split
 from holdfast.byzantine.privacy.terms import Terms
-from holdfast.core.errors import ConfigError
-from tests.byzantine.privacy.parties import SECRET, assert_sums, names, run, terms, values
+from holdfast.core.errors import ConfigError, ProtocolError
+from tests.byzantine.privacy.parties import SECRET, assert_sums, names, run, secrets, terms, values
 
 
 @pytest.mark.parametrize(("clients", "buckets", "bits"), [(2, 1, 32), (5, 1, 64), (7, 3, 32), (20, 10, 32)])
@@ -75,6 +77,40 @@ def test_whoever_falls_silent_whenever_sums_are_right_or_lost(phases: list[Phase
     assert_sums(found, agreed)
     for one in found.sums:
         assert len(one.clients) >= 2  # never a client's numbers alone
+
+
+class Forgetful:
+    """A client each of whose messages is handled by another process."""
+
+    def __init__(self, name: str, agreed: Terms) -> None:
+        self.kept = MaskedClient(name, 1, agreed, secrets(name)).kept()
+
+    def hear(self, content: bytes) -> bytes:
+        client = MaskedClient.restored(self.kept)
+        if client.phase is Phase.MASK:
+            client.contribute(values(client.terms, client.name))
+        answer = client.hear(content)
+        self.kept = client.kept()
+        return answer
+
+
+def test_clients_may_live_as_long_as_one_message() -> None:
+    agreed, clients = terms(7, 2), names(7)
+    found = carried(MaskedRound(1, clients, agreed, SECRET), {name: Forgetful(name, agreed) for name in clients})
+    assert len(found.sums) == 2 and not found.left_out
+    assert_sums(found, agreed)
+
+
+def test_whoever_has_refused_once_refuses_for_good_and_what_is_not_kept_is_not_restored() -> None:
+    client = MaskedClient("c00", 1, terms(3), secrets("c00"))
+    with pytest.raises(ProtocolError):
+        client.hear(b"?")
+    again = MaskedClient.restored(client.kept())
+    with pytest.raises(ProtocolError, match="bytes that encode nothing"):
+        again.hear(MaskedRound(1, names(3), terms(3), SECRET).begin()[0].content)
+    for content in (b"", b"?", client.kept()[:-1], client.kept() + b"n"):
+        with pytest.raises(ProtocolError):
+            MaskedClient.restored(content)
 
 
 # -- parts

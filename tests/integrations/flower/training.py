@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 
 from holdfast.integrations.flower import RobustStrategy
 from holdfast.integrations.flower.desk import GridDesk
@@ -54,6 +54,10 @@ def hostile(client: int, change: Callable[[RecordDict], Any]) -> Client:
         return Message(content, reply_to=message)
 
     return reply
+
+
+def context(node: int, run: int = 1) -> Context:
+    return Context(run_id=run, node_id=node, node_config={}, state=RecordDict(), run_config={}, series_id=run)
 
 
 class InVirtualTime(RobustStrategy):

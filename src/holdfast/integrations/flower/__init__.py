@@ -1,7 +1,8 @@
 """Federated learning on Flower with clients that nobody vouches for: `RobustStrategy(parse("nnm+trimmed-mean"), f=2)`.
 
 Names are loaded when they are first used, and Flower with them; where it is not installed, one sentence says what to
-do. What needs no torch (`ClientMomentum`, `MaskedUpdates`) does not import it, so that clients may be without. docs/how-to/flower.md.
+do. What clients need (`ClientMomentum`, `MaskedUpdates`) does not import torch, so that they may be without.
+docs/how-to/flower.md.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ class Journal:
     def write(self, round: int, kept: bytes) -> None:
         """On disk when this returns."""
         unfinished = self._path.with_name(self._path.name + ".tmp")
-        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        unfinished.touch(mode=0o600)
+        with unfinished.open("wb") as file:
             file.write(pack((round, kept)))
             file.flush()
             os.fsync(file.fileno())
