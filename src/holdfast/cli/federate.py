@@ -53,6 +53,7 @@ def add_arguments(federate: argparse.ArgumentParser) -> None:
     federate.add_argument("--dirichlet", type=float, metavar="A", help="skew labels; without it all are alike")
     federate.add_argument("--seed", default="0", metavar="S", help="one, or several: 0,1,2 (default: 0)")
     federate.add_argument("--local-steps", type=int, default=1, metavar="N", help="of a client in a round (default: 1)")
+    federate.add_argument("--hidden", type=int, default=32, metavar="N", help="width of the network (default: 32)")
     federate.add_argument("--json", metavar="F", help="keep the results there, and go on with what is there")
     federate.add_argument("--plot", metavar="F.png", help="draw accuracy over rounds")
     federate.add_argument(
@@ -136,6 +137,7 @@ def _choices(options: argparse.Namespace, servers: ServerChoice | None, buckets:
         rounds=options.rounds,
         dirichlet=options.dirichlet,
         local_steps=options.local_steps,
+        hidden=options.hidden,
     )
     way = servers or buckets
     choices = Choices(

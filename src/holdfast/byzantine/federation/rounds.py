@@ -40,8 +40,9 @@ class Settings:
     hidden: int = 32
 
     def validate(self) -> Settings:
-        if self.clients < 1 or self.rounds < 1 or self.batch < 1 or self.local_steps < 1 or self.hidden < 1:
-            raise ConfigError(f"{self!r} trains nothing", hint="clients, rounds, batch, steps and hidden are 1 or more")
+        for name in ("clients", "rounds", "batch", "local_steps", "hidden"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {value} trains nothing", hint="1 or more")
         if not 0 <= self.byzantine < self.clients:
             raise ConfigError(
                 f"{self.byzantine} of {self.clients} clients cannot be hostile", hint="--byzantine is below --clients"
