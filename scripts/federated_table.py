@@ -35,7 +35,7 @@ SEEDS = (0, 1, 2, 3, 4)
 WITHIN, FALLS = 0.03, 0.20
 STEADY = "nnm+trimmed-mean"
 # Federated averaging: a client trains for a while before it sends how far it came.
-AVERAGED = Settings(dirichlet=0.1, rounds=400, local_steps=10)
+AVERAGED = Settings(dirichlet=0.1, rounds=100, local_steps=20, hidden=128)
 AVERAGED_AGGREGATORS = ("mean", "nnm+trimmed-mean", "centered-clipping", "caf")
 BEGIN = "<!-- tables: written by scripts/federated_table.py -->"
 END = "<!-- tables: end -->"
@@ -61,10 +61,10 @@ TABLES = (
     Table("skewed", "Labels skewed (Dirichlet 0.1)", Settings(dirichlet=0.1)),
     Table(
         "averaged",
-        "Labels skewed (Dirichlet 0.1), ten local steps",
+        "Labels skewed (Dirichlet 0.1), twenty local steps, 128 hidden units",
         AVERAGED,
         AVERAGED_AGGREGATORS,
-        " 400 rounds: `holdfast federate --dirichlet 0.1 --rounds 400 --local-steps 10`.",
+        " `holdfast federate --dirichlet 0.1 --rounds 100 --local-steps 20 --hidden 128`.",
     ),
 )
 
