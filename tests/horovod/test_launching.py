@@ -91,6 +91,24 @@ def test_a_job_line_of_horovodrun_starts_the_script(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.xdist_group("horovod")
+@pytest.mark.parametrize(
+    ("rank_1", "sentence"),
+    [
+        ("raise ValueError('a bad sample')", "rank 1 has shut down: ValueError: a bad sample"),
+        ("sys.exit()", "rank 1 has shut down: its script came to its end"),
+    ],
+    ids=["fails", "leaves"],
+)
+def test_a_rank_that_does_not_go_on_says_why_and_the_job_fails(rank_1: str, sentence: str, tmp_path: Path) -> None:
+    lines = ["import sys, torch, horovod.torch as hvd", "hvd.init()", "hvd.barrier()"]
+    lines += ["if hvd.rank() == 1:", f"    {rank_1}", "hvd.allreduce(torch.ones(3), name='gradient')"]
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    done = run("horovodrun", "-np", "2", "--dir", str(tmp_path), "train.py", cwd=tmp_path)
+    assert done.returncode == 1 and sentence in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("horovod")
 def test_the_run_follows_the_discovery_script(tmp_path: Path) -> None:
     """Two slots, then three: the third worker comes in at a commit, and the world has three ranks."""
     slots, output = tmp_path / "slots", tmp_path / "output"
