@@ -173,6 +173,22 @@ def test_a_framework_that_is_missing_is_one_sentence(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.processes
 @pytest.mark.xdist_group("horovod")
+def test_the_torch_example_learns_and_its_shards_make_it_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_SHARDS", "4")
+    example = Path(__file__).parents[2] / "examples" / "horovod_torch.py"
+    digests = set()
+    for workers in ("1", "2"):
+        words = ["--workers", workers, "--horovod", "--dir", str(tmp_path), str(example), "--batches", "120"]
+        done = run("run", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        said = re.search(rf"(\d+\.\d)% of the 297 digits .* with {workers} workers", done.stdout)
+        assert said is not None and float(said[1]) > 60.0, done.stdout[-2000:]
+        digests |= set(re.findall(r"digest (\w+)", done.stdout))
+    assert len(digests) == 1
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("horovod")
 @pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is an extra")
 def test_the_keras_example_learns_with_two_workers(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "horovod_keras.py"

@@ -26,4 +26,4 @@ def test_what_fails_again_and_again_is_raised_in_the_end(capsys: pytest.CaptureF
     finally:
         runtime().shutdown()
     assert len(calls) == 30 + IN_VAIN_MAX
-    assert "for the 10. time: a broken cable" in capsys.readouterr().err
+    assert "10 times by now: a broken cable" in capsys.readouterr().err

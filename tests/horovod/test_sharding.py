@@ -105,6 +105,7 @@ def test_a_step_takes_as_many_backward_passes_as_there_are_shards(monkeypatch: p
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(600)
 @pytest.mark.xdist_group("horovod")
 def test_one_and_three_ranks_and_a_kill_end_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -120,7 +121,7 @@ def test_one_and_three_ranks_and_a_kill_end_with_the_same_weights(
             if workers == 3:
                 victims = run.wait_for(3)
                 os.kill(victims[random.randrange(3)].pid, signal.SIGKILL)
-            run.wait(run.over, "the end of the run")
+            run.wait(run.over, "the end of the run", 240.0)
             assert run.agent is not None and run.agent.returncode == 0, run.last_words()
             digests[workers] = set(re.findall(r"digest (\w+)", run.log()))
         finally:

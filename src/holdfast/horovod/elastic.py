@@ -125,7 +125,7 @@ class Setbacks:
         if self._count > IN_VAIN_MAX:
             raise error
         if self._count > 1:  # a lost worker is told of by the new world
-            runtime().report(f"back to commit {commits} for the {self._count}. time: {error}")
+            runtime().report(f"back to commit {commits} again, {self._count} times by now: {error}")
 
 
 def run_fn(function: Callable[..., Any], reset: Callable[[], None] = reset) -> Callable[..., Any]:
