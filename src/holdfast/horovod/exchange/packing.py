@@ -94,7 +94,7 @@ def put(memory: torch.Tensor, pack: Packing, request: Request, tensors: Sequence
     """A copy of the tensors, scaled as they are to be before they meet others. With shards: set after set."""
     count = len(request.shapes)
     for number, start in enumerate(row_starts(request, pack)):
-        row = memory[start:]
+        row = memory[start:] if start else memory
         for index, tensor in enumerate(tensors[number * count : (number + 1) * count]):
             tensor_at(row, pack, request, index).copy_(tensor)
         if request.prescale != 1.0:
@@ -114,6 +114,8 @@ def _row_bytes(pack: Packing) -> int:
 
 def in_rows(request: Request, pack: Packing, ranges: Ranges) -> Ranges:
     """These bytes of each set of tensors."""
+    if not request.shards:
+        return ranges
     return [(at + start, at + stop) for at in row_starts(request, pack) for start, stop in ranges]
 
 

@@ -6,7 +6,7 @@ Adasum, what the optimizer does to the variables is combined, rather than gradie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.core.errors import ConfigError
@@ -28,7 +28,7 @@ class Distributed:
     holdfast_reducing: Reducing
     holdfast_times: float = 1.0
     holdfast_local: LocalVariables
-    _holdfast_variables: tuple[int, ...] | Any = ()
+    _holdfast_variables: Callable[[], Sequence[Any]]
 
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable is not reduced."""

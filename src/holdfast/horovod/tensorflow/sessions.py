@@ -34,7 +34,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     return tf.group(*[v1.assign(variable, value) for variable, value in zip(ours, found, strict=True)])
 
 
-class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):  # type: ignore[misc, unused-ignore]
+class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined, unused-ignore]
     """When a MonitoredSession begins, all variables become the root's."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -50,7 +50,7 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):  # type: ignore[mis
         session.run(self.bcast_op)
 
 
-class SessionOptimizer(v1.train.Optimizer):  # type: ignore[misc, unused-ignore]
+class SessionOptimizer(v1.train.Optimizer):  # type: ignore[misc, name-defined, unused-ignore]
     """An optimizer of tf.compat.v1, whose gradients are those of all ranks."""
 
     def __init__(self, optimizer: Any, reducing: Reducing) -> None:

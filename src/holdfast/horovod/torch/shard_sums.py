@@ -48,7 +48,7 @@ class ShardSums:
         """A gradient is there, in the middle of a backward pass."""
         if not self._is_queued:
             self._is_queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._pass_is_over)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._pass_is_over)
 
     def _pass_is_over(self) -> None:
         self._is_queued = False
