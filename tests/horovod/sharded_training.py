@@ -26,9 +26,9 @@ torch.manual_seed(0)
 layers = [torch.nn.Linear(8, 256), torch.nn.Tanh(), torch.nn.Linear(256, 600), torch.nn.Tanh(), torch.nn.Linear(600, 1)]
 model = torch.nn.Sequential(*layers)
 unused = torch.nn.Parameter(torch.zeros(3))  # has a gradient in some shards only
-optimizer: Any = torch.optim.SGD([*model.parameters(), unused], lr=0.05, momentum=0.9)
-names = [*model.named_parameters(), ("unused", unused)]
-optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=names)
+model.register_parameter("unused", unused)
+optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0)
 resets: list[int] = []
 state.register_reset_callbacks([lambda: resets.append(hvd.size())])
@@ -56,7 +56,7 @@ def train(state: Any) -> None:
 
 
 train(state)
-found = {**model.state_dict(), "unused": unused.detach()}
+found = dict(model.state_dict())
 for number, values in optimizer.state_dict()["state"].items():
     found[f"momentum {number}"] = values["momentum_buffer"]
 print("digest", digest_tensors(found.items()), flush=True)
