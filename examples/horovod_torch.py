@@ -37,7 +37,6 @@ layers = [
     nn.Flatten(),
     nn.Linear(144, 64),
     nn.ReLU(),
-    nn.Linear(64, 10),
 ]
 model = nn.Sequential(*layers, nn.Linear(64, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
