@@ -91,6 +91,7 @@ bench: install
 	$(BIN)/python benchmarks/agreement.py --check --json agreement.json
 	$(BIN)/python benchmarks/flower_replies.py --check --json flower_replies.json
 	$(BIN)/python benchmarks/tables.py --check --json tables.json
+	$(BIN)/python benchmarks/horovod.py --check --json horovod.json
 	$(BIN)/python benchmarks/keras.py --check --json keras.json
 	$(BIN)/python benchmarks/streams.py --check --json streams.json
 

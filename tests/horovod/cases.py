@@ -725,6 +725,29 @@ def _(rank: int, size: int) -> None:
     optimizer.step()
 
 
+@case("optimizers-that-share-a-backward-pass")
+def _(rank: int, size: int) -> None:
+    """As of a generator and a discriminator: both reduce at the same time, with names and without."""
+    for named in (True, False):
+        one, other = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+        optimizers = []
+        for prefix, model in (("one", one), ("other", other)):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.fill_(1.0)
+            names = [(f"{prefix}.{name}", parameter) for name, parameter in model.named_parameters()]
+            plain = torch.optim.SGD(model.parameters(), lr=1.0)
+            optimizers.append(hvd.DistributedOptimizer(plain, named_parameters=names if named else None))
+        order = optimizers if rank == 0 else optimizers[::-1]
+        other(one(torch.full((1, 3), float(rank)))).sum().backward()
+        for optimizer in order:
+            optimizer.step()
+        mean = (size - 1) / 2
+        same(other.bias.detach(), torch.zeros(1))
+        same(one.weight.detach(), torch.full((2, 3), 1.0 - mean))
+        same(other.weight.detach(), torch.full((1, 2), 1.0 - (3 * mean + 1)))
+
+
 @case("optimizer-misuse")
 def _(rank: int, size: int) -> None:
     model = torch.nn.Linear(2, 2)

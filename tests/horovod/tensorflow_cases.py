@@ -504,7 +504,7 @@ def _(rank: int, size: int) -> None:
             optimizer.apply_gradients([(given[0], variable)])
             optimizer.apply(given, [variable])
             assert np.allclose(variable.numpy(), [-2 * wanted]), (options, variable.numpy())
-    raises(ValueError, lambda: hvd_keras.DistributedOptimizer(keras.optimizers.SGD(), op=hvd.Adasum), "Adasum")
+    raises(ValueError, lambda: hvd_keras.DistributedOptimizer(keras.optimizers.SGD(), op=hvd.Max), "hvd.Adasum")
     raises(ValueError, lambda: hvd_keras.DistributedOptimizer("sgd"), "optimizer of Keras")
     twice = hvd_keras.DistributedOptimizer(keras.optimizers.SGD())
     raises(ValueError, lambda: hvd_keras.DistributedOptimizer(twice), "already")
@@ -654,3 +654,100 @@ def _(rank: int, size: int) -> None:
     state.restore()
     assert np.array_equal(kept, weights_of(model)) and int(model.optimizer.iterations.numpy()) == 8
     raises(ValueError, lambda: hvd_keras.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)])), "build")
+
+
+@case("keras-adasum")
+def _(rank: int, size: int) -> None:
+    if size & (size - 1):
+        return
+    for compiled in (False, True):
+        variable = keras.Variable([1.0, 2.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), op=hvd.Adasum)
+        optimizer.build([variable])
+        step = tf.function(optimizer.apply) if compiled else optimizer.apply
+        step([tf.constant([2.0, 0.0] if rank == 0 else [0.0, 4.0])])  # they do different things: both count
+        assert np.allclose(variable.numpy(), [0.0, 0.0]), variable.numpy()
+        step([tf.constant([2.0, 2.0])])  # all do the same, which counts once
+        assert np.allclose(variable.numpy(), [-1.0, -1.0]), variable.numpy()
+
+
+@case("local-layers-of-a-tape")
+def _(rank: int, size: int) -> None:
+    alone, together = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
+    inputs, mean = tf.constant([[float(rank + 1)]]), (size + 1) / 2
+    model = keras.Sequential([keras.Input([1]), alone, together])
+    for layer in (alone, together):
+        layer.kernel.assign([[1.0]])
+    for scale, wanted in ((True, (rank + 1) / size), (False, rank + 1.0)):
+        for compiled in (False, True):
+
+            def gradients(scale: bool = scale) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(model(inputs))
+                found = hvd.PartialDistributedGradientTape(tape, local_layers=alone, scale_local_gradients=scale)
+                return found.gradient(loss, model.trainable_variables)
+
+            mine, all_ranks = (tf.function(gradients) if compiled else gradients)()
+            assert np.isclose(float(mine[0, 0]), wanted) and np.isclose(float(all_ranks[0, 0]), mean), (mine, all_ranks)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(inputs))
+    tape = hvd.DistributedGradientTape(tape)
+    tape.register_local_source(alone.kernel)
+    local, others = tape.get_local_and_global_gradients(loss, model.trainable_variables)
+    assert [one for one, _ in local] == [alone.kernel] and [one for one, _ in others] == [together.kernel]
+    raises(ValueError, lambda: hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=["x"]), "layers")
+
+
+@case("local-layers-of-an-optimizer")
+def _(rank: int, size: int) -> None:
+    for make in (hvd.PartialDistributedOptimizer, hvd_keras.PartialDistributedOptimizer):
+        alone, together = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
+        model = keras.Sequential([keras.Input([1]), alone, together])
+        for layer in (alone, together):
+            layer.kernel.assign([[1.0]])
+        optimizer = make(keras.optimizers.SGD(1.0), local_layers=[alone], scale_local_gradients=False)
+        model.compile(loss=lambda truth, found: tf.reduce_sum(found), optimizer=optimizer)
+        model.fit(np.full((1, 1), rank + 1.0, np.float32), np.zeros((1, 1), np.float32), verbose=0)
+        assert np.isclose(float(alone.kernel.numpy()[0, 0]), 1.0 - (rank + 1)), alone.kernel.numpy()
+        assert np.isclose(float(together.kernel.numpy()[0, 0]), 1.0 - (size + 1) / 2), together.kernel.numpy()
+
+
+@case("sync-batch-normalization")
+def _(rank: int, size: int) -> None:
+    """As one rank with all samples would have it: ranks have different numbers of them."""
+    everything = np.random.default_rng(0).normal(3.0, 2.0, (2 * size + 1, 4)).astype(np.float32)
+    own = slice(2 * rank, 2 * rank + 2 + (rank == size - 1))
+    results = []
+    for inputs, layer in (
+        (everything, keras.layers.BatchNormalization()),
+        (everything[own], hvd.SyncBatchNormalization()),
+    ):
+        layer.build((None, 4))
+        with tf.GradientTape() as tape:
+            given = tf.constant(inputs)
+            tape.watch(given)
+            output = layer(given, training=True)
+            loss = tf.reduce_sum(output**3)
+        results.append((output.numpy(), tape.gradient(loss, given).numpy(), layer.moving_mean.numpy()))
+        moving = layer.moving_variance.numpy()
+        assert np.allclose(moving, 0.99 + 0.01 * everything.var(0), rtol=1e-4), moving
+    (wanted, slopes, mean), (found, found_slopes, found_mean) = results
+    assert np.allclose(found, wanted[own], atol=1e-4) and np.allclose(found_mean, mean, atol=1e-5)
+    assert np.allclose(found_slopes, slopes[own], atol=2e-3), (found_slopes, slopes[own])
+    raises(ValueError, lambda: hvd.SyncBatchNormalization(fused=True), "fused")
+
+
+@case("sessions")
+def _(rank: int, size: int) -> None:
+    v1 = tf.compat.v1
+    raises(ConfigError, lambda: hvd.broadcast_global_variables(0), "no global variables")
+    with tf.Graph().as_default():
+        weight = v1.get_variable("weight", initializer=tf.constant([float(rank)]), use_resource=True)
+        optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
+        loss = tf.reduce_sum(weight * float(rank + 1))
+        train = optimizer.minimize(loss, global_step=v1.train.get_or_create_global_step())
+        with v1.train.MonitoredTrainingSession(hooks=[hvd.BroadcastGlobalVariablesHook(size - 1)]) as session:
+            for _ in range(2):
+                session.run(train)
+            found = session.run(weight)
+    assert np.allclose(found, [(size - 1) - 2 * (size + 1) / 2]), found

@@ -91,6 +91,24 @@ def test_a_job_line_of_horovodrun_starts_the_script(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.xdist_group("horovod")
+@pytest.mark.parametrize(
+    ("rank_1", "sentence"),
+    [
+        ("raise ValueError('a bad sample')", "rank 1 has shut down: ValueError: a bad sample"),
+        ("sys.exit()", "rank 1 has shut down: its script came to its end"),
+    ],
+    ids=["fails", "leaves"],
+)
+def test_a_rank_that_does_not_go_on_says_why_and_the_job_fails(rank_1: str, sentence: str, tmp_path: Path) -> None:
+    lines = ["import sys, torch, horovod.torch as hvd", "hvd.init()", "hvd.barrier()"]
+    lines += ["if hvd.rank() == 1:", f"    {rank_1}", "hvd.allreduce(torch.ones(3), name='gradient')"]
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    done = run("horovodrun", "-np", "2", "--dir", str(tmp_path), "train.py", cwd=tmp_path)
+    assert done.returncode == 1 and sentence in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("horovod")
 def test_the_run_follows_the_discovery_script(tmp_path: Path) -> None:
     """Two slots, then three: the third worker comes in at a commit, and the world has three ranks."""
     slots, output = tmp_path / "slots", tmp_path / "output"
@@ -151,6 +169,22 @@ def test_a_framework_that_is_missing_is_one_sentence(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match=r"holdfast\.horovod\.keras needs no_such_package") as refused:
         extras.need("no_such_package", "holdfast.horovod.keras")
     assert refused.value.hint == "pip install 'holdfast[tensorflow]'"
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("horovod")
+def test_the_torch_example_learns_and_its_shards_make_it_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_SHARDS", "4")
+    example = Path(__file__).parents[2] / "examples" / "horovod_torch.py"
+    digests = set()
+    for workers in ("1", "2"):
+        words = ["--workers", workers, "--horovod", "--dir", str(tmp_path), str(example), "--batches", "120"]
+        done = run("run", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        said = re.search(rf"(\d+\.\d)% of the 297 digits .* with {workers} workers", done.stdout)
+        assert said is not None and float(said[1]) > 60.0, done.stdout[-2000:]
+        digests |= set(re.findall(r"digest (\w+)", done.stdout))
+    assert len(digests) == 1
 
 
 @pytest.mark.processes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.horovod import process_sets as sets
+from holdfast.horovod.exchange.sharding import shards_of
 from holdfast.horovod.exchange.words import Op
 from holdfast.horovod.world.runtime import runtime
 
@@ -57,6 +58,17 @@ def cross_size() -> int:
 def is_homogeneous() -> bool:
     """Whether every host has the same number of ranks."""
     return runtime().world.homogeneous
+
+
+def num_shards(process_set: sets.ProcessSet = sets.global_process_set) -> int:
+    """Of a step: HOLDFAST_SHARDS, or one for each rank. Not one of Horovod's names."""
+    return runtime().shards or len(sets.ranks_of(process_set))
+
+
+def shards(process_set: sets.ProcessSet = sets.global_process_set) -> range:
+    """This rank's shards of a step: their numbers, of num_shards(). Not one of Horovod's names."""
+    ranks = list(sets.ranks_of(process_set))
+    return shards_of(ranks.index(rank()), len(ranks), num_shards(process_set))
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

@@ -25,6 +25,7 @@ from holdfast.horovod.exchange.words import Kind, Op, Request
 from holdfast.horovod.world.runtime import runtime
 
 Broadcast = Callable[[Any], Any]
+IN_VAIN_MAX = 10  # worlds of the same workers that fail one after the other without a commit
 
 
 class State:
@@ -109,12 +110,30 @@ def reset() -> None:
     process_sets.setup(())
 
 
+class Setbacks:
+    """How often the same workers have gone back to the same commit: it is not the loss of one that ails them."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, int] | None = None
+        self._count = 0
+
+    def note(self, error: HorovodInternalError) -> None:
+        """Say why the state goes back. Raises the error again when it keeps coming."""
+        members, commits = runtime().members, runtime().commits
+        self._count = self._count + 1 if self._last == (members, commits) else 1
+        self._last = (members, commits)
+        if self._count > IN_VAIN_MAX:
+            raise error
+        if self._count > 1:  # a lost worker is told of by the new world
+            runtime().report(f"back to commit {commits} again, {self._count} times by now: {error}")
+
+
 def run_fn(function: Callable[..., Any], reset: Callable[[], None] = reset) -> Callable[..., Any]:
     """`function(state, ...)` again and again, until it returns."""
 
     @functools.wraps(function)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        skip_sync = False
+        skip_sync, setbacks = False, Setbacks()
         while True:
             try:
                 if not skip_sync:
@@ -123,7 +142,8 @@ def run_fn(function: Callable[..., Any], reset: Callable[[], None] = reset) -> C
                 return function(state, *args, **kwargs)
             except (CollectiveMismatch, CollectiveStall):
                 raise  # the script's own: it would come again
-            except HorovodInternalError:
+            except HorovodInternalError as error:
+                setbacks.note(error)
                 state.restore()
                 skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
@@ -135,7 +155,8 @@ def run_fn(function: Callable[..., Any], reset: Callable[[], None] = reset) -> C
                     break
                 except (CollectiveMismatch, CollectiveStall):
                     raise
-                except HorovodInternalError:
+                except HorovodInternalError as error:
+                    setbacks.note(error)
                     continue  # another worker was lost while the world formed
 
     return wrapper

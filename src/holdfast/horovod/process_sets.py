@@ -27,16 +27,16 @@ class ProcessSet:
         self.ranks: list[int] = ranks
 
     def size(self) -> int | None:
-        return None if self.process_set_id is None else len(_ranks(self))
+        return None if self.process_set_id is None else len(ranks_of(self))
 
     def rank(self) -> int | None:
         """Of this process within the set; None if it is not known or does not include this process."""
         if self.process_set_id is None or not self.included():
             return None
-        return list(_ranks(self)).index(runtime().world.rank)
+        return list(ranks_of(self)).index(runtime().world.rank)
 
     def included(self) -> bool:
-        return runtime().world.rank in _ranks(self)
+        return runtime().world.rank in ranks_of(self)
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
@@ -53,7 +53,8 @@ def number_of(process_set: ProcessSet) -> int:
     return process_set.process_set_id
 
 
-def _ranks(process_set: ProcessSet) -> Sequence[int]:
+def ranks_of(process_set: ProcessSet) -> Sequence[int]:
+    """Its ranks, of this world."""
     world = runtime().world
     if process_set.process_set_id == 0:
         return range(world.size)

@@ -12,8 +12,10 @@ import torch
 
 from holdfast.horovod.exchange.words import Op
 from holdfast.reduce.arithmetic import CHUNK_ELEMENTS, program
+from holdfast.reduce.tree import Range
 
 Binary = Callable[..., torch.Tensor]
+Leaves = tuple[int, tuple[Range, ...]]  # of how many leaves the sum is, and which nodes of their tree the operands are
 _OPERATIONS: dict[Op, Binary] = {
     Op.AVERAGE: torch.add,
     Op.SUM: torch.add,
@@ -44,17 +46,23 @@ def check_op(op: Op, dtype: torch.dtype) -> str:
 
 
 def combine(
-    out: torch.Tensor, operands: Sequence[torch.Tensor], op: Op, finish: Callable[[torch.Tensor], None] | None = None
+    out: torch.Tensor,
+    operands: Sequence[torch.Tensor],
+    op: Op,
+    finish: Callable[[torch.Tensor], None] | None = None,
+    leaves: Leaves | None = None,
 ) -> None:
     """out = all operands, flat and of one length, combined in tree order. `out` may be one of them.
 
-    `finish` is called with each part of `out` while it is in the cache.
+    `finish` is called with each part of `out` while it is in the cache. `leaves`: what the operands are; without it
+    each is a leaf.
     """
     operation = (_OF_BOOL if out.dtype is torch.bool else _OPERATIONS)[op]
     count, length = len(operands), out.numel()
     if count == 1 and out.data_ptr() != operands[0].data_ptr():
         out.copy_(operands[0])
-    operations, temporaries = program(count, tuple((leaf, leaf + 1) for leaf in range(count)))
+    total, nodes = leaves or (count, tuple((leaf, leaf + 1) for leaf in range(count)))
+    operations, temporaries = program(total, nodes, partial=leaves is not None)
     spare = [torch.empty(min(length, CHUNK_ELEMENTS), dtype=out.dtype) for _ in range(temporaries if count > 2 else 0)]
     for low in range(0, length, CHUNK_ELEMENTS):
         high = min(low + CHUNK_ELEMENTS, length)

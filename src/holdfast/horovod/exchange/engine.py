@@ -23,6 +23,7 @@ import torch
 from holdfast.core.errors import PeerError, ProtocolError
 from holdfast.horovod.common.exceptions import CollectiveMismatch, CollectiveStall, HorovodInternalError
 from holdfast.horovod.exchange.carrier import Carrier, RankLost
+from holdfast.horovod.exchange.departed import Departed, farewell
 from holdfast.horovod.exchange.handle import Handle
 from holdfast.horovod.exchange.lending import Lending
 from holdfast.horovod.exchange.matching import Announced, Ident, Matched, Matching
@@ -74,7 +75,7 @@ class Exchange:
         self._lending = Lending(carrier, rank)
         self._standstill = Standstill(self._matching)
         self._broken: HorovodInternalError | None = None
-        self._left: set[int] = set()
+        self.departed = Departed()
         self._closed = False
         self._something = threading.Event()
         self._thread: threading.Thread | None = None
@@ -144,15 +145,15 @@ class Exchange:
 
     def lose(self, rank: int, reason: str) -> None:
         """By the ledger, this rank is gone: what it wrote last still counts. From any thread."""
-        if rank not in self._left:
+        if rank not in self.departed:
             self._carrier.lose(rank, reason)
 
     @property
     def last_joined(self) -> int:
         return self._matching.last_joined
 
-    def close(self, reason: str = "this rank has shut down") -> None:
-        """Leave in order. What is outstanding here fails; the others are told."""
+    def close(self, reason: str = "this rank has shut down", *, last_words: str = "") -> None:
+        """Leave in order. What is outstanding here fails; the others are told, and why: `last_words`."""
         with self._lock:
             if self._closed:
                 return
@@ -168,7 +169,7 @@ class Exchange:
                 self._fail_all(HorovodInternalError(reason))
             if not broken:
                 try:
-                    self._carrier.publish(Record(What.BYE))
+                    self._carrier.publish(farewell(last_words))
                     self._carrier.leave()
                 except (PeerError, OSError):
                     pass
@@ -195,8 +196,8 @@ class Exchange:
             raise ValueError(
                 f"{request.words} is under way already on this rank: wait for it, or give this one another name"
             )
-        if gone := self._left & set(self._matching.sets[request.members]):
-            raise HorovodInternalError(f"rank {min(gone)} has shut down, so {request.words} cannot be done")
+        if gone := self.departed.ranks & set(self._matching.sets[request.members]):
+            raise HorovodInternalError(f"{self.departed.sentence(gone)}; so {request.words} cannot be done")
 
     def _staged(self, request: Request, tensors: Sequence[torch.Tensor]) -> tuple[int | None, torch.Tensor]:
         """A copy of what this rank brings, where others can have it; its place, if that is shared."""
@@ -343,20 +344,20 @@ class Exchange:
             self._ready += self._matching.heard(rank, self._known.announced(record))
         elif what is What.DONE:
             self._lending.done(rank, record.serial)
-            self._lending.give_back(self._left)
+            self._lending.give_back(self.departed.ranks)
         elif what is What.WAIT:
             self._matching.waits(rank, record.serial)
         elif what is What.BYE:
-            self._has_left(rank)
+            self._has_left(rank, record)
         elif what is What.STALL and (why := self._standstill.heard(record)):
             self._fail_all(CollectiveStall(f"no rank gets on: {why}"))
 
-    def _has_left(self, rank: int) -> None:
-        self._left.add(rank)
+    def _has_left(self, rank: int, record: Record) -> None:
+        self.departed.heard(rank, record)
         for ident in self._matching.needing(rank):
             self._matching.drop(ident)
-            self._fail(ident, HorovodInternalError(f"rank {rank} has shut down"))
-        self._lending.give_back(self._left)
+            self._fail(ident, HorovodInternalError(self.departed.sentence([rank])))
+        self._lending.give_back(self.departed.ranks)
 
     def _begin(self) -> None:
         """What has become complete: it fails everywhere, or its first phase begins."""
@@ -399,7 +400,7 @@ class Exchange:
                     if self._carrier.in_place:
                         with self._lock:
                             self._outgoing.publish(Record(What.PART, serial))
-                if self._left and serial in self._works:
+                if self.departed and serial in self._works:
                     self._miss_left(serial, work)
             except ProtocolError as error:
                 self._break(error.message)
@@ -412,11 +413,11 @@ class Exchange:
 
     def _miss_left(self, serial: int, work: Work) -> None:
         """A rank that has left brought less than is needed: it will not come any more."""
-        left = {rank: ranges for rank, ranges in work.wanted().items() if rank in self._left}
+        left = {rank: ranges for rank, ranges in work.wanted().items() if rank in self.departed}
         if left and not self._carrier.ready(work.serials, work.phase, left):
             with self._lock:
                 del self._works[serial]
-                self._fail(work.matched.ident, HorovodInternalError(f"rank {min(left)} has shut down"))
+                self._fail(work.matched.ident, HorovodInternalError(self.departed.sentence(left)))
 
     def _finish(self, serial: int, work: Work) -> None:
         if not self._carrier.intact(work.ranks):
@@ -430,7 +431,7 @@ class Exchange:
                 self._outgoing.publish(Record(What.DONE, serial), urgent=False)
             self._carrier.forget(work.serials)
             if shared:
-                self._lending.finished(serial, work, self._left)
+                self._lending.finished(serial, work, self.departed.ranks)
         if handle is not None:
             if self.timeline is not None:
                 self.timeline.ended(self._row(handle))

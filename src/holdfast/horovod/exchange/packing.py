@@ -86,16 +86,37 @@ def brought_bytes(request: Request, rank: int) -> int:
     """How much a rank brings to a collective."""
     if request.trouble or (request.kind is Kind.BROADCAST and request.root != rank):
         return 0
-    return packing_of(request).nbytes
+    pack = packing_of(request)
+    return _row_bytes(pack) * max(0, len(request.nodes) - 1) + pack.nbytes  # the result's slice needs a place, too
 
 
 def put(memory: torch.Tensor, pack: Packing, request: Request, tensors: Sequence[torch.Tensor]) -> None:
-    """A copy of the tensors, scaled as they are to be before they meet others."""
-    for index, tensor in enumerate(tensors):
-        tensor_at(memory, pack, request, index).copy_(tensor)
-    if request.prescale != 1.0:
-        for section in pack.sections:
-            scale(section.vector(memory), request.prescale)
+    """A copy of the tensors, scaled as they are to be before they meet others. With shards: set after set."""
+    count = len(request.shapes)
+    for number, start in enumerate(row_starts(request, pack)):
+        row = memory[start:] if start else memory
+        for index, tensor in enumerate(tensors[number * count : (number + 1) * count]):
+            tensor_at(row, pack, request, index).copy_(tensor)
+        if request.prescale != 1.0:
+            for section in pack.sections:
+                scale(section.vector(row), request.prescale)
+
+
+def row_starts(request: Request, pack: Packing) -> list[int]:
+    """Where the sets of tensors that a rank brings begin, in bytes: one, or with shards as many as it has nodes."""
+    count = len(request.nodes) if request.shards else 1
+    return [number * _row_bytes(pack) for number in range(count)]
+
+
+def _row_bytes(pack: Packing) -> int:
+    return -(-pack.nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def in_rows(request: Request, pack: Packing, ranges: Ranges) -> Ranges:
+    """These bytes of each set of tensors."""
+    if not request.shards:
+        return ranges
+    return [(at + start, at + stop) for at in row_starts(request, pack) for start, stop in ranges]
 
 
 def slices(pack: Packing, part: int, parts: int) -> Ranges:
@@ -120,7 +141,7 @@ def wanted(request: Request, sender: int, ranks: Sequence[int], taker: int) -> R
         return [(before * row, (before + request.splits[place]) * row)]
     if request.kind is Kind.BROADCAST and sender != request.root:
         return []
-    return [(0, pack.nbytes)] if pack.nbytes else []
+    return in_rows(request, pack, [(0, pack.nbytes)]) if pack.nbytes else []
 
 
 def _rows(request: Request, pack: Packing, ranks: Sequence[int], taker: int) -> Ranges:

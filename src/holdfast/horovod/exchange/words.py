@@ -13,10 +13,13 @@ from enum import IntEnum
 from typing import Any
 
 from holdfast.core.errors import ProtocolError
+from holdfast.horovod.exchange.sharding import misfit
+from holdfast.reduce.tree import Range
 
 NAME_BYTES_MAX = 4096
 TENSORS_MAX = 65536
 DIMENSIONS_MAX = 64
+SHARDS_MAX = 65536
 Shape = tuple[int, ...]
 
 
@@ -54,6 +57,8 @@ class Request:
     """What one rank asks for. `splits`: how many rows of an all-to-all go to each rank. `stamp`: when it joined.
 
     `trouble`: what is wrong with it already here. It is sent all the same, so that the others need not wait.
+    `shards`: the reduction has so many leaves, whatever the number of ranks, and this rank brings these `nodes` of the
+    tree over them, one set of tensors for each. 0: every rank is a leaf.
     """
 
     kind: Kind
@@ -68,6 +73,8 @@ class Request:
     splits: tuple[int, ...] = ()
     stamp: int = 0
     trouble: str = ""
+    shards: int = 0
+    nodes: tuple[Range, ...] = ()
 
     @property
     def key(self) -> str:
@@ -81,13 +88,16 @@ class Request:
     def encode(self) -> bytes:
         fields: list[Any] = [self.kind, self.name, self.members, self.dtypes, self.shapes, self.op]
         fields += [self.prescale.hex(), self.postscale.hex(), self.root, self.splits, self.stamp, self.trouble]
+        fields += [self.shards, self.nodes]
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Request:
         """ProtocolError for what no rank says."""
         try:
-            kind, name, members, dtypes, shapes, op, pre, post, root, splits, stamp, trouble = json.loads(data)
+            kind, name, members, dtypes, shapes, op, pre, post, root, splits, stamp, trouble, shards, nodes = (
+                json.loads(data)
+            )
             request = cls(
                 kind=Kind(kind),
                 name=str(name),
@@ -101,11 +111,15 @@ class Request:
                 splits=tuple(map(_whole, splits)),
                 stamp=_whole(stamp),
                 trouble=str(trouble),
+                shards=_whole(shards),
+                nodes=tuple((_whole(start), _whole(stop)) for start, stop in nodes),
             )
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"not a request for a collective: {data[:80]!r}") from error
         if len(request.dtypes) != len(request.shapes) or any(len(one) > DIMENSIONS_MAX for one in request.shapes):
             raise ProtocolError(f"a request with tensors that cannot be: {data[:80]!r}")
+        if request.shards > SHARDS_MAX or any(not start < stop <= request.shards for start, stop in request.nodes):
+            raise ProtocolError(f"a request with shards that cannot be: {data[:80]!r}")
         return request
 
 
@@ -129,6 +143,10 @@ def disagreement(requests: Mapping[int, Request], joined: Sequence[int] = ()) ->
             return f"the ranks do not agree on {first.words}: {difference}"
     if joined and first.kind not in (Kind.ALLREDUCE, Kind.BARRIER, Kind.JOIN):
         return f"{first.words} cannot be done after rank {min(joined)} has joined: only allreduce can"
+    if first.shards:
+        brought = [(rank, requests[rank].nodes) for rank in ranks]
+        if why := misfit(first.shards, brought, whole=not joined):
+            return f"the ranks do not agree on {first.words}: {why}"
     return _impossible(first)
 
 
@@ -151,6 +169,8 @@ def _difference(one: Request, other: Request, rank: int, another: int) -> str:
         return differ("op", one.op.word, other.op.word)
     if (one.prescale, one.postscale) != (other.prescale, other.postscale):
         return differ("scale factors", (one.prescale, one.postscale), (other.prescale, other.postscale))
+    if one.shards != other.shards:
+        return differ("number of shards", one.shards, other.shards)
     if one.root != other.root:
         return differ("root", one.root, other.root)
     return ""
@@ -166,6 +186,8 @@ def _impossible(request: Request) -> str:
         return f"{request.words} needs tensors with a first dimension, and got a scalar"
     if request.kind is Kind.REDUCESCATTER and request.op not in (Op.SUM, Op.AVERAGE):
         return f"{request.words} can sum and average, not {request.op.word}"
+    if request.shards and (request.kind is not Kind.ALLREDUCE or request.op is Op.ADASUM):
+        return f"{request.words} with shards: they are for allreduce, and not for Adasum"
     return ""
 
 

@@ -16,7 +16,7 @@ from holdfast.core.errors import ProtocolError
 from holdfast.horovod.exchange import arithmetic
 from holdfast.horovod.exchange.carrier import Carrier
 from holdfast.horovod.exchange.matching import Announced, Matched
-from holdfast.horovod.exchange.packing import Packing, Ranges, packing_of, slices, tensor_at, wanted
+from holdfast.horovod.exchange.packing import Packing, Ranges, in_rows, packing_of, slices, tensor_at, wanted
 from holdfast.horovod.exchange.words import Kind, Op, Request, share_of
 from holdfast.state.layout import DTYPES
 
@@ -54,13 +54,19 @@ class Work:
         self.ranks = self.matched.ranks
         self.serials = {rank: one.serial for rank, one in self.matched.parts.items()}
         self.pack: Packing = packing_of(request)
-        self.finish = arithmetic.finishing(request.op, len(self.members), request.postscale)
+        self.finish = arithmetic.finishing(request.op, request.shards or len(self.members), request.postscale)
+        self.leaves = self._leaves()
         self.two_phases = (
             request.kind is Kind.ALLREDUCE
             and request.op is not Op.ADASUM
             and len(self.ranks) > 2
             and self.pack.nbytes > SMALL_BYTES
         )
+
+    def _leaves(self) -> arithmetic.Leaves | None:
+        shards = self.mine.request.shards
+        nodes = [node for rank in self.ranks for node in self.matched.parts[rank].request.nodes]
+        return (shards, tuple(nodes)) if shards else None
 
     # ---- which bytes
 
@@ -84,7 +90,8 @@ class Work:
     def _of(self, request: Request, sender: int, taker: int) -> Ranges:
         if self.two_phases:
             part = self.ranks.index(taker if self.phase == 1 else sender)
-            return slices(self.pack, part, len(self.ranks))
+            ranges = slices(self.pack, part, len(self.ranks))
+            return in_rows(request, self.pack, ranges) if self.phase == 1 else ranges
         return wanted(request, sender, self.ranks, taker)
 
     # ---- doing it
@@ -123,14 +130,20 @@ class Work:
 
     def _add_all(self, carrier: Carrier) -> None:
         request, pack = self.mine.request, self.pack
-        whole = [(0, pack.nbytes)] if pack.nbytes else []
-        brought = [part[0] for rank in self.ranks for part in [self._fetched(carrier, rank, whole)] if part]
+        brought = self._brought(carrier, [(0, pack.nbytes)]) if pack.nbytes else []
         if not brought:
             self._put_out(self.mine.memory)
         elif request.op is not Op.ADASUM and self._is_straight() and self._is_worth_calls():
             self._add_straight(brought)
         else:
             self._add_sections(brought)
+
+    def _brought(self, carrier: Carrier, ranges: Ranges) -> list[torch.Tensor]:
+        """These bytes of all that ranks bring, in their order; of each set of tensors one range after the other."""
+        found = []
+        for rank in self.ranks:
+            found += self._fetched(carrier, rank, in_rows(self.matched.parts[rank].request, self.pack, ranges))
+        return found
 
     def _is_straight(self) -> bool:
         """Whether results can be written where they go, without a copy in between."""
@@ -145,7 +158,7 @@ class Work:
         request = self.mine.request
         for index, out in enumerate(self.mine.outputs):
             operands = [tensor_at(one, self.pack, request, index).view(-1) for one in brought]
-            arithmetic.combine(out.view(-1), operands, request.op, self.finish)
+            arithmetic.combine(out.view(-1), operands, request.op, self.finish, self.leaves)
         self.results = list(self.mine.outputs)
 
     def _add_sections(self, brought: Sequence[torch.Tensor]) -> None:
@@ -157,7 +170,7 @@ class Work:
                 target.copy_(arithmetic.adasum(operands, self._tensors_in(section.start, section.stop)))
                 arithmetic.scale(target, request.postscale)
             else:
-                arithmetic.combine(target, operands, request.op, self.finish)
+                arithmetic.combine(target, operands, request.op, self.finish, self.leaves)
         self._put_out(total)
 
     def _tensors_in(self, start: int, stop: int) -> list[tuple[int, int]]:
@@ -173,13 +186,14 @@ class Work:
         """Into my own memory, where only I read this slice."""
         request = self.mine.request
         ranges = slices(self.pack, self.ranks.index(self.me), len(self.ranks))
-        brought = [self._fetched(carrier, rank, ranges) for rank in self.ranks]
+        brought, count = self._brought(carrier, ranges), len(ranges)
         for index, section in enumerate(self.pack.sections):
             start, stop = ranges[index]
             if start == stop:
                 continue
             out = self.mine.memory[start:stop].view(section.dtype)
-            arithmetic.combine(out, [parts[index].view(section.dtype) for parts in brought], request.op, self.finish)
+            operands = [part.view(section.dtype) for part in brought[index::count]]
+            arithmetic.combine(out, operands, request.op, self.finish, self.leaves)
         self.phase = 2
 
     def _put_together(self, carrier: Carrier) -> None:

@@ -55,6 +55,7 @@ from holdfast.horovod.tensorflow.mpi_ops import (  # noqa: E402
     stop_timeline,
 )
 from holdfast.horovod.tensorflow.optimizer import DistributedOptimizer as DistributedOptimizer  # noqa: E402
+from holdfast.horovod.tensorflow.optimizer import PartialDistributedOptimizer as PartialDistributedOptimizer  # noqa: E402
 
 __all__ = [
     "Adasum",
@@ -63,6 +64,7 @@ __all__ = [
     "DistributedOptimizer",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
+    "PartialDistributedOptimizer",
     "ProcessSet",
     "Sum",
     "add_process_set",

@@ -37,7 +37,7 @@ def broadcast_variables(
     if not ours:
         return
     values = [tf.convert_to_tensor(one) for one in ours]
-    found = on_host(lambda brought: _sent(brought, root_rank, process_set), values, [spec_of(one) for one in values])
+    found = on_host(lambda brought: sent(brought, root_rank, process_set), values, [spec_of(one) for one in values])
     for variable, value in zip(ours, found, strict=True):
         variable.assign(value)
 
@@ -50,7 +50,8 @@ def broadcast_(
     return variables
 
 
-def _sent(tensors: list[torch.Tensor], root_rank: int, process_set: ProcessSet) -> list[torch.Tensor]:
+def sent(tensors: list[torch.Tensor], root_rank: int, process_set: ProcessSet) -> list[torch.Tensor]:
+    """The root's tensors, in one collective."""
     request = ask(Kind.BROADCAST, tensors, None, process_set, root=max(0, int(root_rank)))
     members = process_set.ranks or range(1)
     if root_rank not in members:

@@ -17,6 +17,7 @@ from holdfast.horovod.exchange.words import Op
 from holdfast.horovod.process_sets import ProcessSet, global_process_set
 from holdfast.horovod.tensorflow.bridge import unconverted
 from holdfast.horovod.tensorflow.compression import Compression, Compressor
+from holdfast.horovod.tensorflow.local_variables import LocalVariables, variables_of
 from holdfast.horovod.tensorflow.reductions import grouped_allreduce, is_sparse
 from holdfast.horovod.tensorflow.without_effect import check
 
@@ -55,6 +56,17 @@ class Reducing:
         of = dict(zip(there, found, strict=True))
         return [of.get(index) for index in range(len(gradients))]
 
+    def but(self, local: LocalVariables, gradients: Sequence[Tensor | None], variables: Sequence[Any]) -> list[Any]:
+        """Those of local variables stay what they are on this rank."""
+        if not local:
+            return self(gradients)
+        stays = local.among(variables)
+        found = self([None if own else one for own, one in zip(stays, gradients, strict=True)])
+        return [
+            local.scaled(mine, self.process_set) if own else all_ranks
+            for own, mine, all_ranks in zip(stays, gradients, found, strict=True)
+        ]
+
     def _dense_if_wanted(self, gradient: Tensor) -> Tensor:
         return tf.convert_to_tensor(gradient) if self.sparse_as_dense and is_sparse(gradient) else gradient
 
@@ -70,9 +82,14 @@ def check_groups(num_groups: int, groups: Any) -> None:
 class _Distributed(tf.GradientTape):  # type: ignore[misc]
     """Takes over what the user's tape has recorded."""
 
-    def __init__(self, tape: Any, reducing: Reducing) -> None:
+    def __init__(self, tape: Any, reducing: Reducing, *, scale_local: bool) -> None:
         self.__dict__.update(tape.__dict__)
         self._reducing = reducing
+        self._local = LocalVariables(scale=scale_local)
+
+    def register_local_source(self, source: Any) -> None:
+        """The gradient of this variable is not reduced."""
+        self._local.add(source)
 
     @unconverted  # type: ignore[untyped-decorator, unused-ignore]
     def gradient(
@@ -85,9 +102,18 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]
         """The gradients of all ranks together."""
         mine = super().gradient(target, sources, output_gradients, unconnected_gradients)
         if not isinstance(mine, list | tuple | dict):
-            return self._reducing([mine])[0]
-        flat = tf.nest.flatten(mine)
-        return tf.nest.pack_sequence_as(mine, self._reducing(flat))
+            return self._reducing.but(self._local, [mine], [sources])[0]
+        found = self._reducing.but(self._local, tf.nest.flatten(mine), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(mine, found)
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Sequence[Any], output_gradients: Any = None
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Pairs of a variable and its gradient: those that stay on this rank, and those of all ranks."""
+        pairs = list(zip(sources, self.gradient(target, sources, output_gradients), strict=True))
+        stays = self._local.among([variable for variable, _ in pairs])
+        local = [pair for own, pair in zip(stays, pairs, strict=True) if own]
+        return local, [pair for own, pair in zip(stays, pairs, strict=True) if not own]
 
 
 def DistributedGradientTape(
@@ -102,7 +128,7 @@ def DistributedGradientTape(
     **without_effect: Any,
 ) -> Any:
     """A tape with what this one has recorded, whose gradients are those of all ranks."""
-    without_effect.pop("scale_local_gradients", None)
+    scale_local = bool(without_effect.pop("scale_local_gradients", True))
     check(without_effect)
     check_groups(num_groups, groups)
     reducing = Reducing(
@@ -112,4 +138,13 @@ def DistributedGradientTape(
         gradient_predivide_factor=gradient_predivide_factor,
         process_set=process_set,
     )
-    return _Distributed(gradtape, reducing)
+    return _Distributed(gradtape, reducing, scale_local=scale_local)
+
+
+def PartialDistributedGradientTape(gradtape: Any, *, local_layers: Any = None, **options: Any) -> Any:
+    """A DistributedGradientTape that leaves the gradients of these layers alone."""
+    local = variables_of(local_layers)
+    tape = DistributedGradientTape(gradtape, **options)
+    for variable in local:
+        tape.register_local_source(variable)
+    return tape

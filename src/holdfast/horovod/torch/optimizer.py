@@ -2,7 +2,8 @@
 
 Gradients are reduced while the backward pass goes on: parameters are cut into buckets, in the reverse of their order,
 and a bucket is submitted as soon as its last gradient is there. Buckets are the same on every rank, whatever order
-gradients come in; a gradient that this rank does not have counts as zero.
+gradients come in; a gradient that this rank does not have counts as zero. With HOLDFAST_SHARDS a backward pass is one
+of this rank's shards (shard_sums.py), and all buckets are submitted after the last of them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Any
 import torch
 
 from holdfast.horovod.basics import Adasum, Average
-from holdfast.horovod.exchange.words import Op
+from holdfast.horovod.exchange.words import Kind, Op
 from holdfast.horovod.process_sets import ProcessSet, global_process_set
 from holdfast.horovod.torch.compression import Compression, Compressor
-from holdfast.horovod.torch.handles import synchronize
+from holdfast.horovod.torch.handles import ask, refuse, synchronize
 from holdfast.horovod.torch.reductions import grouped_allreduce_, grouped_allreduce_async_, sparse_allreduce_async
+from holdfast.horovod.torch.shard_sums import ShardSums, allreduce_shards_async_
+from holdfast.horovod.world.runtime import runtime
 
 Parameter = torch.Tensor
 BUCKET_BYTES = 4 * 1024 * 1024
@@ -31,7 +34,7 @@ def named_list(optimizer: torch.optim.Optimizer, named_parameters: Named | None)
     """The parameters with their names, checked: ValueError if they are not those of the optimizer."""
     everything = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if named_parameters is None:
-        return [(f"allreduce.noname.{number}", parameter) for number, parameter in enumerate(everything)]
+        return [(f"noname.{at}.{tuple(one.shape)}", one) for at, one in enumerate(everything)]  # two may be under way
     named = list(named_parameters)
     if any(not isinstance(one, tuple) or len(one) != 2 for one in named):
         raise ValueError("named_parameters are pairs of a name and a parameter, as model.named_parameters() gives them")
@@ -115,8 +118,12 @@ class _Distributed(torch.optim.Optimizer):
         self.sparse_as_dense: bool = settings["sparse_as_dense"]
         self.process_set = process_set
         self._synchronized, self._should_synchronize = False, True
-        self._buckets = [_Bucket(f"bucket.{number}", one) for number, one in enumerate(cut(named, groups))]
+        self._buckets = [_Bucket(f"gradients.{self._names[id(one[0])]}", one) for one in cut(named, groups)]
         self._bucket_of = {id(parameter): bucket for bucket in self._buckets for parameter in bucket.parameters}
+        self._sums: ShardSums | None = None
+        if runtime().is_initialized and runtime().shards and process_set.included():
+            ours = [parameter for bucket in self._buckets for parameter in bucket.parameters]
+            self._sums = ShardSums(ours, process_set, self._submit_all)
         self._begin_all()
         self._hooks = []
         if process_set.included():
@@ -128,6 +135,8 @@ class _Distributed(torch.optim.Optimizer):
     def _begin_all(self) -> None:
         for bucket in self._buckets:
             bucket.begin(self.backward_passes_per_step)
+        if self._sums is not None:
+            self._sums.begin()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         self.backward_passes_per_step = passes
@@ -140,6 +149,9 @@ class _Distributed(torch.optim.Optimizer):
 
     def _arrived(self, parameter: Parameter) -> None:
         """A gradient is there, in the middle of the backward pass."""
+        if self._sums is not None:
+            self._sums.arrived()
+            return
         bucket = self._bucket_of[id(parameter)]
         if bucket.left[id(parameter)] <= 0:
             raise AssertionError(
@@ -150,7 +162,14 @@ class _Distributed(torch.optim.Optimizer):
         if bucket.is_full:
             self._submit(bucket)
 
+    def _submit_all(self) -> None:
+        for bucket in self._buckets:
+            self._submit(bucket)
+
     def _submit(self, bucket: _Bucket) -> None:
+        if self._sums is not None:
+            self._submit_shards(bucket, self._sums)
+            return
         dense: list[Parameter] = []
         sparse: list[Parameter] = []
         for parameter in bucket.parameters:
@@ -178,8 +197,28 @@ class _Distributed(torch.optim.Optimizer):
         ]
         bucket.under_way = (handle, dense, [about for _, about in packed], rows)
 
+    def _submit_shards(self, bucket: _Bucket, sums: ShardSums) -> None:
+        nodes = [[self._compression.compress(one) for one in row] for row in sums.rows(bucket.parameters)]
+        outputs = nodes[0] if nodes else [self._compression.compress(torch.zeros_like(p)) for p in bucket.parameters]
+        for parameter, (one, _) in zip(bucket.parameters, outputs, strict=True):
+            parameter.grad = one if one.dtype is parameter.dtype else torch.zeros_like(parameter)
+        factor = self.gradient_predivide_factor if self.op is Average else 1.0
+        handle = allreduce_shards_async_(
+            [one for one, _ in outputs],
+            [[one for one, _ in row] for row in nodes],
+            sums,
+            bucket.name,
+            self.op,
+            self.process_set,
+            prescale=1.0 / factor,
+            postscale=factor,
+        )
+        bucket.under_way = (handle, bucket.parameters, [about for _, about in outputs], [])
+
     def synchronize(self) -> None:
         """Wait until every gradient is that of all ranks."""
+        if self._sums is not None and (why := self._sums.trouble()):
+            refuse(ask(Kind.ALLREDUCE, (), self._buckets[0].name, self.process_set), why)
         if self.process_set.included():
             for bucket in self._buckets:
                 if bucket.under_way is None:
@@ -187,6 +226,8 @@ class _Distributed(torch.optim.Optimizer):
             for bucket in self._buckets:
                 self._receive(bucket)
                 bucket.begin(self.backward_passes_per_step)
+            if self._sums is not None:
+                self._sums.begin()
         self._synchronized = True
 
     def _receive(self, bucket: _Bucket) -> None:
@@ -225,7 +266,7 @@ class _Distributed(torch.optim.Optimizer):
         return super().step(closure)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        if any(bucket.has_begun for bucket in self._buckets):
+        if any(bucket.has_begun for bucket in self._buckets) or (self._sums is not None and self._sums.passes):
             raise AssertionError(
                 "optimizer.zero_grad() came after loss.backward() and before step() or synchronize(): the gradients "
                 "are on their way"

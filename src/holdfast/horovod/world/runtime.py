@@ -18,13 +18,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from holdfast.core.errors import Stopped, WorkerEnded
+from holdfast.core.errors import ConfigError, Stopped, WorkerEnded
 from holdfast.core.words import View
 from holdfast.engine.reporting import line_of_script
 from holdfast.horovod.common.exceptions import HorovodInternalError
 from holdfast.horovod.exchange.carrier import Alone
+from holdfast.horovod.exchange.departed import SCRIPT_ENDED
 from holdfast.horovod.exchange.engine import Exchange
 from holdfast.horovod.exchange.timeline import Timeline
+from holdfast.horovod.exchange.words import SHARDS_MAX
 from holdfast.horovod.world.lines import Lines
 from holdfast.horovod.world.rules import Move, Standing, newcomers, next_move
 from holdfast.membership.view_rules import LedgerState
@@ -38,6 +40,7 @@ PROGRESS_S = 1.0
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 LEAST = "HOLDFAST_HOROVOD_MIN_NP"
 RESETS = "HOLDFAST_HOROVOD_RESET_LIMIT"
+SHARDS = "HOLDFAST_SHARDS"
 STALL = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 
 
@@ -93,13 +96,14 @@ class Runtime:
         self._process = 0
         self._left = 0  # the number of the last view
         self._lost: frozenset[str] = frozenset()
-        self._failed = False
+        self._failed = ""  # why the script has failed
         self._asked_to_leave = False
         self._has_left = False
         self._previous = sys.excepthook
         self._told_at = 0.0
         self.commits = 0
         self.resets = 0
+        self.shards = 0  # of a step, whatever the number of ranks. 0: one for each rank
 
     # ---- the world
 
@@ -113,9 +117,22 @@ class Runtime:
             raise ValueError(NOT_INITIALIZED)
         return self._world
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The workers of this world, or of none."""
+        view = self._world.view if self._world is not None else None
+        return () if view is None else view.members
+
+    def report(self, text: str) -> None:
+        """To whoever looks at this worker's output, and into the run's events."""
+        print(f"holdfast: {text}", file=sys.stderr, flush=True)
+        if self._lines is not None:
+            self._lines.events.write("waiting", step=self.commits, reason=text)
+
     def init(self) -> World:
         if self._world is not None:
             return self._world
+        self.shards = _shards_wanted()
         if not self._process:
             self._open()
         self._world = self._meet() if self._lines is not None else World(self._exchange(Alone(), 0, 1), 0, ["here"])
@@ -126,7 +143,8 @@ class Runtime:
             self.start_timeline(str(name), mark_cycles=os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES") == "1")
         return self._world
 
-    def shutdown(self) -> None:
+    def shutdown(self, *, last_words: str = "") -> None:
+        """Leave the world. `last_words`: why, for the others."""
         world, self._world = self._world, None
         if world is None:
             return
@@ -134,7 +152,7 @@ class Runtime:
             self._left = world.view.number
             lost = world.exchange.lost_rank
             self._lost = frozenset() if lost is None else frozenset({world.view.members[lost]})
-        world.exchange.close()
+        world.exchange.close(last_words=last_words)
 
     def reset(self) -> None:
         """Leave this world for the next one."""
@@ -209,13 +227,10 @@ class Runtime:
         if lines is None:
             return Exchange(carrier, rank, size, stall_s=stall_s)
 
-        def report(text: str) -> None:
-            print(f"holdfast: {text}", file=sys.stderr, flush=True)
-            lines.events.write("waiting", step=self.commits, reason=text)
+        def waits(on: bool) -> None:
+            lines.enters(on, self.commits)
 
-        return Exchange(
-            carrier, rank, size, stall_s=stall_s, report=report, waits=lambda on: lines.enters(on, self.commits)
-        )
+        return Exchange(carrier, rank, size, stall_s=stall_s, report=self.report, waits=waits)
 
     def _meet(self) -> World:
         """Until this worker is in a view whose members are all connected."""
@@ -292,8 +307,10 @@ class Runtime:
 
     def _note_failure(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == self._process and not isinstance(error, WorkerEnded) and self._lines is not None:
-            self._failed = True
-            reason = f"{kind.__name__}: {error}".partition("\n")[0]
+            self._failed = reason = f"{kind.__name__}: {error}".partition("\n")[0]
+            if self._world is not None and self._world.view is not None and self._world.exchange.departed.ended:
+                # Another rank's script is through: this one is not to be started again, and its failure counts.
+                self._lines.events.write("reached", step=self.commits, digest="", view=self._world.view.number)
             self._lines.events.write("failed", reason=reason, place=line_of_script(trace), step=self.commits)
         self._previous(kind, error, trace)
 
@@ -302,18 +319,29 @@ class Runtime:
         if os.getpid() != self._process:
             return
         view = self._world.view if self._world is not None else None
-        self.shutdown()
+        ended = not (self._failed or self._has_left or self._asked_to_leave or exit_status.code_of(0))
+        self.shutdown(last_words=SCRIPT_ENDED if ended else self._failed)
         lines, self._lines = self._lines, None
         if lines is None:
             return
-        if not (self._failed or self._has_left or self._asked_to_leave or exit_status.code_of(0)):
+        if ended:
             last = lines.script_ended()
             number = view.number if view is not None else self._left
             if last:
                 lines.events.write("finished", step=self.commits, digest="", view=number)
             else:
-                lines.events.write("left", step=self.commits, reason="its script came to its end")
+                lines.events.write("left", step=self.commits, reason=SCRIPT_ENDED)
         lines.close()
+
+
+def _shards_wanted() -> int:
+    given = os.environ.get(SHARDS, "")
+    if given and not (given.isdecimal() and 0 < int(given) <= SHARDS_MAX):
+        raise ConfigError(
+            f"{SHARDS} is {given!r}, and is to be a number from 1 to {SHARDS_MAX}",
+            hint="that of the shards into which a step is cut, such as 8; without it each rank is one",
+        )
+    return int(given or 0)
 
 
 _runtime = Runtime()
