@@ -9,13 +9,14 @@ ETCD := $(VENV)/.etcd
 NETWORK := $(VENV)/.network
 HADOOP := $(VENV)/.hadoop
 BROWSER := $(VENV)/.browser
+SLURM := $(VENV)/.slurm
 # Real workers share the cores with the tests around them, and many a test waits for an outage to pass: with two at a time
 # a third of two cores is idle, with four they are in each other's way.
 JOBS ?= 3
 
 .PHONY: install demo test test-fast lint format bench federated-table soak zoo clean
 
-install: $(STAMP) $(ETCD) $(NETWORK) $(HADOOP) $(BROWSER)
+install: $(STAMP) $(ETCD) $(NETWORK) $(HADOOP) $(BROWSER) $(SLURM)
 
 # What `make demo` needs and nothing more: whoever has a look should not wait for test servers and browsers.
 # torch comes first and exactly: a range would bring a build of several gigabytes.
@@ -48,6 +49,11 @@ $(HADOOP): scripts/install_hadoop.sh $(STAMP)
 # For the dashboard's page. Never fails either.
 $(BROWSER): scripts/install_browser.sh $(STAMP)
 	scripts/install_browser.sh
+	touch $@
+
+# For jobs on a real Slurm. Never fails either.
+$(SLURM): scripts/install_slurm.sh $(STAMP)
+	scripts/install_slurm.sh
 	touch $@
 
 demo: $(DEMO)
@@ -119,7 +125,7 @@ soak: install
 	  $(BIN)/python -m tests.soak.checkpoint_faults --points 20 --storage $$storage || exit 1; done
 	$(BIN)/python -m tests.harness.simulator --schedules 1000000
 	$(BIN)/python -m tests.harness.runtime --schedules 20000
-	HOLDFAST_DRILLS=all $(BIN)/python -m pytest tests/drills
+	HOLDFAST_DRILLS=all $(BIN)/python -m pytest tests/drills tests/end_to_end/test_torchrun.py tests/end_to_end/test_slurm.py
 
 # Every shape of models, optimizers, data and scripts that we know, alone, with three workers and with faults; nightly, about
 # 15 minutes on a quiet machine. zoo.json has the results, from which docs/reference/supported.md is written.

@@ -21,7 +21,7 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def catch(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # SIGUSR1: the usual notice on Slurm
             self._before[number] = signal.signal(number, lambda number, _frame: self._post(Interrupted(number)))
         # Inherited as ignored, it would take our children's exit codes away.
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,5 +1,5 @@
 """The command line: `holdfast run`, `check`, `status`, `events`, `logs`, `top`, `dashboard`, `scale`, `stop`, `runs`,
-`rm`, `checkpoint`, `ledger`, `drill`, `federate`, `keys`, `horovodrun`.
+`rm`, `checkpoint`, `ledger`, `drill`, `federate`, `kubernetes`, `keys`, `horovodrun`.
 
 Starts without torch.
 
@@ -10,6 +10,7 @@ otherwise the script's own.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,8 @@ from holdfast.cli.events import add_arguments as add_events_arguments
 from holdfast.cli.federate import add_arguments as add_federate_arguments
 from holdfast.cli.federate_verify import add_arguments as add_federate_verify_arguments
 from holdfast.cli.horovodrun import add_arguments as add_horovodrun_arguments
+from holdfast.cli.kubernetes import add_arguments as add_kubernetes_arguments
+from holdfast.cli.kubernetes import start_of
 from holdfast.cli.ledger import add_arguments as add_ledger_arguments
 from holdfast.cli.logs import add_arguments as add_logs_arguments
 from holdfast.cli.parser import Parser
@@ -45,8 +48,11 @@ if TYPE_CHECKING:
     from holdfast.agent.settings import RunSettings
     from holdfast.dashboard.metrics_server import MetricsServer
     from holdfast.dashboard.server import Dashboard
+    from holdfast.integrations.kubernetes.progress import KubeflowProgress
     from holdfast.observe.tensorboard import Curves
     from holdfast.placement.directory import RunDirectory
+
+    Beside = Curves | MetricsServer | Dashboard | KubeflowProgress
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -71,6 +77,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace | None:
     """None: what was asked for, help or the version, is printed."""
+    if (found := start_of(arguments)) is not None:
+        return found
     arguments, words = split_drill(arguments)
     try:
         options = _parser().parse_args(arguments)
@@ -123,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_federate(
         commands.add_parser("federate", help="simulate federated learning with hostile clients, rule by attack")
     )
+    add_kubernetes_arguments(commands.add_parser("kubernetes", help="manifests of a run on Kubernetes"), Parser)
     _add_keys(commands.add_parser("keys", help="make the keys of a run on several hosts"))
     horovodrun = commands.add_parser("horovodrun", help="start a script that was written for horovodrun")
     add_horovodrun_arguments(horovodrun)
@@ -185,11 +194,7 @@ def _version() -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from holdfast.agent.settings import RunSettings
-    from holdfast.agent.starting import run_agent
-    from holdfast.checkpoint.settings import CheckpointSettings
-    from holdfast.core.options.declaring import parse_options
-    from holdfast.placement.directory import RunDirectory, fresh_name, home_directory
+    from holdfast.placement.directory import home_directory
 
     words, module = script_of(options)
     if not words and options.servers is not None and options.workers in (None, "0"):
@@ -198,11 +203,41 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigError("there is nothing to run", hint="name a script: holdfast run --workers 2 train.py")
     check_workers_given(options.workers, words, options.parser)
     tell_misplaced(words, options.parser, module=module)
-    if options.ledger and options.run is None:
+    if options.ledger and options.ledger != "slurm" and options.run is None:
         raise ConfigError(
             "a run on several hosts needs a name that all of them give", hint="add --run NAME, the same on every host"
         )
-    home, given = home_directory(options.dir), given_words(options)
+    with ExitStack() as around:
+        home = home_directory(options.dir)
+        if options.ledger == "slurm":
+            _serve_in_job(options, home, around)
+        return _run_here(options, words, module, home)
+
+
+def _serve_in_job(options: argparse.Namespace, home: Path, around: ExitStack) -> None:
+    """The first nodes of the Slurm job serve the ledger; the run and this host are called as Slurm calls them."""
+    from holdfast.integrations.slurm.first_nodes import FirstNodes
+    from holdfast.integrations.slurm.step import SlurmStep, run_name
+    from holdfast.placement.naming import check_name
+
+    step = SlurmStep.read(os.environ)
+    options.run = options.run or run_name(step)
+    check_name(options.run)
+    options.host = options.host or step.name
+    nodes = FirstNodes(step, home, options.run)
+    around.callback(nodes.close)
+    nodes.start(os.environ)
+    options.ledger = nodes.url
+
+
+def _run_here(options: argparse.Namespace, words: list[str], module: bool, home: Path) -> int:
+    from holdfast.agent.settings import RunSettings
+    from holdfast.agent.starting import run_agent
+    from holdfast.checkpoint.settings import CheckpointSettings
+    from holdfast.core.options.declaring import parse_options
+    from holdfast.placement.directory import RunDirectory, fresh_name
+
+    given = given_words(options)
     saving = parse_options(CheckpointSettings, given)
     settings = RunSettings(
         script=words[0] if words else "",
@@ -221,7 +256,7 @@ def _run(options: argparse.Namespace) -> int:
         return run_agent(settings, home)
 
 
-def _shown_beside(settings: RunSettings, directory: RunDirectory) -> Iterator[Curves | MetricsServer | Dashboard]:
+def _shown_beside(settings: RunSettings, directory: RunDirectory) -> Iterator[Beside]:
     """What shows the run for as long as its agent runs. A port that is taken is said before anything is started."""
     if settings.tensorboard:
         from holdfast.observe.tensorboard import Curves
@@ -240,3 +275,7 @@ def _shown_beside(settings: RunSettings, directory: RunDirectory) -> Iterator[Cu
         page = Dashboard(directory, settings.dashboard)
         print(f"holdfast | dashboard: {page.url}", flush=True)
         yield page
+    from holdfast.integrations.kubernetes.progress import KubeflowProgress, is_wanted
+
+    if is_wanted(os.environ):
+        yield KubeflowProgress(directory, os.environ)

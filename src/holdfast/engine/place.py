@@ -68,7 +68,7 @@ from holdfast.net.mailbox import Mailbox
 from holdfast.net.meeting import GROUP, Connected
 from holdfast.net.wires import SocketWires, Wires
 from holdfast.placement.environment import WorkerEnvironment
-from holdfast.placement.ledger import open_ledger
+from holdfast.placement.ledger import open_workers_ledger
 from holdfast.placement.listening import open_sockets, socket_path
 from holdfast.placement.proc import process_started
 from holdfast.reduce.aggregators import Aggregator
@@ -137,7 +137,7 @@ class Place:
         self.keys = load_keys(environment.keys) if environment.keys else Keys.from_secret(environment.secret())
         self.wires = SocketWires(self.host, self.keys)
         self.lease_s = environment.lease_s
-        self.ledger = open_ledger(environment.ledger, environment.run, environment.ledger_socket, self.keys.secret)
+        self.ledger = open_workers_ledger(environment, self.keys)
         self.events = EventLog(environment.run_dir / "events" / f"{self.me}.jsonl", self.me)
 
     def reach_servers(self) -> ServerLines:

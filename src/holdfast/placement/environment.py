@@ -41,6 +41,7 @@ class WorkerEnvironment(WorkerOptions):
     worker: str
     socket_dir: Path
     checkpoint: str = ""  # CheckpointSettings, encoded; empty: none
+    launcher: str = ""  # who started this worker where no agent did: launched.py
 
     @property
     def run(self) -> str:

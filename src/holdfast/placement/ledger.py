@@ -1,4 +1,4 @@
-"""Which ledger a run has, and how to reach it: etcd for a run on several hosts, else the one that its agent serves."""
+"""Which ledger a run has, and how to reach it: etcd for a run on several hosts, else the one served on its host."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 from holdfast.ledger.embedded import EmbeddedLedger
 from holdfast.ledger.port import Ledger
+from holdfast.placement.environment import WorkerEnvironment
+from holdfast.trust.keys import Keys
 
 
 def open_ledger(url: str, run: str, socket: Path, secret: bytes) -> Ledger:
@@ -15,3 +17,12 @@ def open_ledger(url: str, run: str, socket: Path, secret: bytes) -> Ledger:
     from holdfast.ledger.etcd import open_etcd  # loads grpc, which a run on one host does without
 
     return open_etcd(url, run)
+
+
+def open_workers_ledger(environment: WorkerEnvironment, keys: Keys) -> Ledger:
+    """A worker's client. Where no agent serves the ledger, the worker sees to it that somebody does."""
+    if environment.launcher and not environment.ledger:
+        from holdfast.placement.ledger_served import RestartedLedger
+
+        return RestartedLedger(environment.run_dir, environment.socket_dir, keys.secret)
+    return open_ledger(environment.ledger, environment.run, environment.ledger_socket, keys.secret)

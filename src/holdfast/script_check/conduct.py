@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from holdfast.core.errors import EXIT_BAD_INPUT, ConfigError
-from holdfast.placement.environment import RUN_DIR, process_variables
+from holdfast.placement.environment import process_variables
+from holdfast.placement.launched import without_launch
 from holdfast.script_check.judging import CheckVerdict, Script, judge
 from holdfast.script_check.notes import FIRST, JOIN, JOINER, PLACE, Found, Task, read_notes
 
@@ -85,7 +86,7 @@ class CheckProcess:
     def __init__(self, task: Task, request: CheckRequest) -> None:
         self.task = task
         self.log = task.directory / f"{task.role}.log"
-        variables = {name: value for name, value in os.environ.items() if name != RUN_DIR}
+        variables = without_launch(os.environ)
         variables |= {**process_variables(), PLACE: task.encode()}
         command = [
             sys.executable,

@@ -7,6 +7,8 @@ will never be another certificate that the run's members accept.
 from __future__ import annotations
 
 import datetime
+import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cryptography import x509
@@ -25,8 +27,9 @@ class Issued:
     private_key: bytes = field(repr=False)
 
 
-def issue(now: datetime.datetime | None = None) -> Issued:
-    """One certificate, for both ends of every connection of the run, as PEM."""
+def issue(now: datetime.datetime | None = None, *, addresses: Sequence[str] = ()) -> Issued:
+    """One certificate, for both ends of every connection of the run, as PEM. `addresses` stand in it, for programs that
+    ask whether it is that of the host they have dialled; ours ask only whether it is the run's."""
     now = now or datetime.datetime.now(datetime.timezone.utc)
     authority_key = ec.generate_private_key(ec.SECP256R1())
     private_key = ec.generate_private_key(ec.SECP256R1())
@@ -40,9 +43,12 @@ def issue(now: datetime.datetime | None = None) -> Issued:
     )
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "holdfast worker")])
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    builder = _builder(subject, name, private_key.public_key(), now)
+    if addresses:
+        names = [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     certificate = (
-        _builder(subject, name, private_key.public_key(), now)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False

@@ -240,15 +240,15 @@ def _plan(count: int, addresses: Sequence[str], prefixes: Sequence[Sequence[str]
             MemberPlan(
                 name=f"e{index + 1}",
                 host=host,
-                client_port=_free_port(host, taken) if on_loopback else CLIENT_PORT,
-                peer_port=_free_port(host, taken) if on_loopback else PEER_PORT,
+                client_port=free_port(host, taken) if on_loopback else CLIENT_PORT,
+                peer_port=free_port(host, taken) if on_loopback else PEER_PORT,
                 prefix_command=tuple(prefixes[index]) if prefixes else (),
             )
         )
     return plans
 
 
-def _free_port(host: str, taken: set[int]) -> int:
+def free_port(host: str, taken: set[int]) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(1000):
         port = random.choice(_PORTS)

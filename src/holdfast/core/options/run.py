@@ -231,7 +231,8 @@ class WorkerOptions:
         group=HOSTS,
         metavar="URL",
         help="etcd://A:2379,B:2379,C:2379: the run is on several hosts",
-        more="`etcds://` for TLS. Needs `--run` and `--keys`",
+        more="`etcds://` for TLS. Needs `--run` and `--keys`. `slurm`: the first nodes of the "
+        "[Slurm job](../how-to/slurm.md) serve it",
     )
     keys: str = option(Text(), "", group=HOSTS, metavar="DIR", help="the run's keys, made by `holdfast keys create`")
     host: str = option(

@@ -1,4 +1,4 @@
-"""Says when a script that runs alone goes through sets in an order that other processes do not share.
+"""Says when a script that no agent has started goes through sets in an order that other processes do not share.
 
 Workers of a run have `PYTHONHASHSEED=0`. `python train.py` has hashes of its own in every process, and when a script
 has begun it is too late to change that: so it is said, if the script's text has a set or calls hash. Owns nothing.
@@ -12,12 +12,12 @@ from pathlib import Path
 
 SENTENCE = (
     "holdfast: line {} of {} uses {}, whose order of strings is another in every process\n"
-    "  hint: start it as PYTHONHASHSEED=0 python {}, as `holdfast run` does, to get the same bits"
+    "  hint: start it as PYTHONHASHSEED=0 {} {}, as `holdfast run` does, to get the same bits"
 )
 
 
-def say_where_order_is_chance() -> None:
-    """One sentence on stderr, for a run of one that was not started with a fixed hash seed."""
+def say_where_order_is_chance(launcher: str = "") -> None:
+    """One sentence on stderr, for processes that were not started with a fixed hash seed, by whatever but an agent."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     if not sys.flags.hash_randomization or path is None or not str(path).endswith(".py"):
         return
@@ -27,7 +27,7 @@ def say_where_order_is_chance() -> None:
         return
     if found is not None:
         name = Path(path).name
-        print(SENTENCE.format(found[0], name, found[1], name), file=sys.stderr)
+        print(SENTENCE.format(found[0], name, found[1], launcher or "python", name), file=sys.stderr)
 
 
 def first_use(text: str) -> tuple[int, str] | None:

@@ -49,6 +49,7 @@ from holdfast.modes.diverging import Losses
 from holdfast.modes.port import Mode, TrainingParts
 from holdfast.modes.robust import with_rule
 from holdfast.placement.environment import WorkerEnvironment
+from holdfast.placement.launched import environment_of_process
 from holdfast.placement.proc import process_started
 from holdfast.state.extras import Stateful, try_extras
 from holdfast.state.optimizer import Optimizers
@@ -97,7 +98,7 @@ def join(
     `checkpoint` is where checkpoints are kept, and found again when no worker is left: a directory, s3://…, hdfs://…,
     or holdfast.Checkpoints(uri, every=…, keep=…). What `holdfast run` says of them holds.
     """
-    environment = WorkerEnvironment.from_variables()
+    environment = environment_of_process()
     capture = (mode := with_rule(mode_or_default(mode), aggregate)).capture(model := check_model(model))
     optimizer = check_optimizers(optimizer, capture.parameters)
     extras = check_extras(extras, model, optimizer)
@@ -227,5 +228,5 @@ def _prepare(
     keep_freed_memory()
     wake_scalers(model, extras)
     try_extras(extras)
-    if environment is None:
-        say_where_order_is_chance()
+    if environment is None or environment.launcher:
+        say_where_order_is_chance(environment.launcher if environment is not None else "")

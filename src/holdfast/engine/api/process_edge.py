@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from types import TracebackType
+from typing import Any
 
 from holdfast.core.errors import ConfigError, WorkerEnded
 from holdfast.engine.api.run import Run
@@ -20,6 +21,14 @@ from holdfast.engine.place import Place
 from holdfast.engine.recovery.leaving import LeaveRequested
 from holdfast.engine.reporting import line_of_script
 from holdfast.placement import exit_status
+
+# What asks a worker to leave in order where a launcher and not an agent has started it. Slurm's notice before it ends a
+# job is a signal that the job chooses, mostly SIGUSR1.
+NOTICES = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGUSR1: signal.SIG_DFL,
+}
 
 _taken: dict[str, ProcessEdge] = {}  # workers that this process was or is, by id: each can be taken once
 
@@ -32,6 +41,8 @@ class ProcessEdge:
         self._place = place
         self._failed = False
         self._previous = sys.excepthook
+        self._usual: dict[int, Any] = {}  # what the signals did that ask to leave
+        self._unattended = False
         self._process = os.getpid()  # a child that the script forks inherits all this, and is not the worker
         if place.environment is not None:
             release_left()
@@ -40,8 +51,11 @@ class ProcessEdge:
         atexit.register(self._end)
         if place.environment is None or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
-            signal.signal(signal.SIGTERM, self._asked_to_leave)
+        self._unattended = bool(place.environment.launcher)
+        for number, usual in NOTICES.items() if self._unattended else [(signal.SIGTERM, signal.SIG_DFL)]:
+            if signal.getsignal(number) in (usual, None):
+                self._usual[number] = usual
+                signal.signal(number, self._asked_to_leave)
 
     @property
     def has_left(self) -> bool:
@@ -53,10 +67,10 @@ class ProcessEdge:
         atexit.unregister(self._end)
         if sys.excepthook == self._note_failure:
             sys.excepthook = self._previous
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == (
-            self._asked_to_leave
-        ):
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if threading.current_thread() is threading.main_thread():
+            for number, usual in self._usual.items():
+                if signal.getsignal(number) == self._asked_to_leave:
+                    signal.signal(number, usual)
 
     def _note_failure(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() != self._process:
@@ -96,9 +110,12 @@ class ProcessEdge:
 
     def _asked_to_leave(self, number: int, _frame: object) -> None:
         if os.getpid() == self._process:
-            self._place.mailbox.put(LeaveRequested())
+            # Where no agent asks, the exit code is all that a launcher learns of why the worker has ended.
+            self._place.mailbox.put(LeaveRequested(number if self._unattended else 0))
+            if number == signal.SIGINT:
+                signal.signal(number, signal.default_int_handler)  # once more ends it at once
         else:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, self._usual[number])
             os.kill(os.getpid(), number)
 
 
