@@ -7,7 +7,7 @@ from holdfast.core.options.run import REPLICAS
 from holdfast.ledger.port import Ledger
 from holdfast.modes.port import Mode
 from holdfast.placement.environment import WorkerEnvironment
-from holdfast.placement.ledger import open_ledger
+from holdfast.placement.ledger import open_workers_ledger
 from holdfast.servers.asking import Asking
 from holdfast.servers.client import ClientSettings, RemoteServers
 from holdfast.servers.gathering import Wanted
@@ -48,7 +48,7 @@ def wanted_by(environment: WorkerEnvironment) -> Wanted:
 
 def reach_servers(environment: WorkerEnvironment, me: str, host: str, keys: Keys) -> ServerLines:
     def ledger() -> Ledger:
-        return open_ledger(environment.ledger, environment.run, environment.ledger_socket, keys.secret)
+        return open_workers_ledger(environment, keys)
 
     wanted = wanted_by(environment)
     name, incarnation = author_of(me)

@@ -15,7 +15,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.engine.servers import wanted_by
 from holdfast.ledger.port import Ledger
 from holdfast.placement.environment import WorkerEnvironment
-from holdfast.placement.ledger import open_ledger
+from holdfast.placement.ledger import open_workers_ledger
 from holdfast.servers.run_facts import author_of
 from holdfast.state.naming import plain_name
 from holdfast.tables.module import EmbeddingTable
@@ -53,7 +53,7 @@ def connect_tables(
     assert keys is not None
 
     def ledger() -> Ledger:
-        return open_ledger(environment.ledger, environment.run, environment.ledger_socket, keys.secret)
+        return open_workers_ledger(environment, keys)
 
     wanted = wanted_by(environment)
     settings = TableServersSettings(servers=wanted.servers, replicas=wanted.replicas)

@@ -1,4 +1,4 @@
-"""A client's connection to the ledger's server: a blocking unix socket on which every wait has a deadline."""
+"""A client's connection to the ledger's server: a blocking socket on which every wait has a deadline."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ class Channel:
 
 
 def connect(
-    path: Path, secret: bytes, deadline: float, handshake_deadline: float, *, closed: Callable[[], bool]
+    address: str, keys: Keys, deadline: float, handshake_deadline: float, *, closed: Callable[[], bool]
 ) -> Channel:
     """Connect and shake hands; at least one attempt, then more until `deadline` or until `closed()`.
 
     Raises LedgerUnavailable, or LedgerRefused at once if a stranger listens there.
     """
-    keys, retry_s = Keys.from_secret(secret), RETRY_S_MIN
+    retry_s, path = RETRY_S_MIN, address.removeprefix("unix:")
     while True:
         try:
-            return Channel(dial_address(f"unix:{path}", keys, LEDGER, handshake_deadline))
+            return Channel(dial_address(address, keys, LEDGER, handshake_deadline))
         except ProtocolError as error:
             raise LedgerRefused(
                 f"the process that listens on {path} is not this run's ledger: {error.message}",
