@@ -32,7 +32,7 @@ from holdfast.engine.recovery.guarding import is_scaler
 from holdfast.integrations.lightning.checking import check_module, check_trainer
 from holdfast.integrations.lightning.shard_logging import LOSS, ShardLogging
 from holdfast.integrations.lightning.step_loader import StepBatch, StepLoader
-from holdfast.integrations.lightning.trainer_state import TrainerState, begin_epoch_again
+from holdfast.integrations.lightning.trainer_state import TrainerState, begin_epoch_again, counted_in_batches
 from holdfast.integrations.loaders.driving import Driver, is_first_worker
 from holdfast.integrations.loaders.updates import TrainingData, training_data
 
@@ -63,6 +63,7 @@ class HoldfastStrategy(SingleDeviceStrategy):
         self._logging: ShardLogging | None = None
         self._batch: Any = None  # of the shard at hand
         self._failed = False
+        self._accumulation = 0  # batches in an update; 0: not known yet
         self.driver: Driver | None = None
         rank_zero_only.rank = 0 if is_first_worker() else 1
 
@@ -97,6 +98,7 @@ class HoldfastStrategy(SingleDeviceStrategy):
         )
         # From here on the trainer counts updates: what is accumulated in one is this strategy's affair.
         trainer.accumulate_grad_batches, trainer.limit_train_batches = 1, 1.0
+        self._accumulation = accumulation
         if isinstance(trainer.val_check_interval, int):
             trainer.val_check_interval = max(1, trainer.val_check_interval // accumulation)
         return StepLoader(self._data.steps_per_epoch, self._next_batch)
@@ -124,6 +126,17 @@ class HoldfastStrategy(SingleDeviceStrategy):
 
         with _closure_first(optimizer):
             return super().optimizer_step(optimizer, all_shards, model, **kwargs)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """As Lightning writes it without Holdfast, where it counts every batch."""
+        if self.is_global_zero:
+            checkpoint = counted_in_batches(checkpoint, times=self._accumulation or 1)
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        accumulation = self._accumulation or int(self._trainer.accumulate_grad_batches)
+        return counted_in_batches(checkpoint, over=accumulation)
 
     def on_exception(self, exception: BaseException) -> None:
         self._failed = True
@@ -172,7 +185,7 @@ class HoldfastStrategy(SingleDeviceStrategy):
                 seed=self._seed,
                 threads=self._threads,
                 extras=extras,
-                **data.options,
+                **data.after(trainer.global_step),
                 **self._options,
             )
         self.driver = Driver(run)

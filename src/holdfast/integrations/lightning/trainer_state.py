@@ -93,6 +93,19 @@ def begin_epoch_again(trainer: Trainer) -> None:
             counts.started -= 1
 
 
+def counted_in_batches(checkpoint: dict[str, Any], *, times: int = 1, over: int = 1) -> dict[str, Any]:
+    """A checkpoint of Lightning whose progress in an epoch counts batches, from one that counts updates, or back."""
+    key = "epoch_loop.batch_progress"
+    fit = checkpoint.get("loops", {}).get("fit_loop", {})
+    if times == over or key not in fit:
+        return checkpoint
+    counts = {
+        name: {what: number * times // over for what, number in part.items()} if isinstance(part, dict) else part
+        for name, part in fit[key].items()
+    }
+    return {**checkpoint, "loops": {**checkpoint["loops"], "fit_loop": {**fit, key: counts}}}
+
+
 def _load_progress(loop: Any, state: dict[str, Any], prefix: str) -> None:
     """As the loop's own load_state_dict, which would make it restart as after a crash."""
     loop._load_from_state_dict(dict(state), prefix)

@@ -52,6 +52,23 @@ class Updates:
             return sum(1 for _ in self)
 
 
+class LaterUpdates:
+    """The same for a run that goes on from a trainer's own checkpoint: its epoch 0 is the rest of epoch `epoch`."""
+
+    def __init__(self, updates: Updates, *, epoch: int, update: int) -> None:
+        self._updates = updates
+        self._epoch = epoch
+        self._update = update
+
+    def __call__(self, epoch: int) -> list[list[int]]:
+        real = self._epoch + epoch
+        sampler = self._updates.batch_sampler
+        for part in (sampler, getattr(sampler, "sampler", None)):
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(real)
+        return list(self._updates)[self._update if epoch == 0 else 0 :]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
     """What join is given, and how many updates an epoch has."""
@@ -60,6 +77,18 @@ class TrainingData:
     shards: int
     steps_per_epoch: int
     options: dict[str, Any] = field(default_factory=dict)
+
+    def after(self, steps: int) -> dict[str, Any]:
+        """The options of a run that goes on where a checkpoint of the trainer's own is, after so many updates."""
+        updates = self.options.get("batch_sampler")
+        if not steps:
+            return self.options
+        if updates is None:
+            raise ConfigError(
+                "a stream cannot go on from a trainer's own checkpoint", hint="holdfast run --checkpoint DIR goes on"
+            )
+        epoch, update = divmod(steps, self.steps_per_epoch)
+        return {**self.options, "batch_sampler": LaterUpdates(updates, epoch=epoch, update=update)}
 
 
 def shards_of(shards: int | None, *, batch_size: int, accumulation: int) -> int:
@@ -92,7 +121,7 @@ def training_data(
             "an iterable dataset has no positions, so nobody else could compute a lost worker's shards",
             hint="use a map-style dataset with __len__ and __getitem__, or holdfast.data.Stream over its files",
         )
-    size = loader.batch_size if loader.batch_size is not None else 0
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", 0) or 0
     count = shards_of(shards, batch_size=size or 1, accumulation=accumulation)
     options: dict[str, Any] = {
         "collate_fn": loader.collate_fn,

@@ -1,0 +1,28 @@
+"""Lightning's fit under real faults: one worker's weights and metrics, whatever happens to three."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.faults import same_through_faults
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(find_spec("lightning") is None, reason="there is no Lightning here"),
+]
+TRAINING = str(Path(__file__).with_name("training.py"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_killed_joined_stopped_and_resumed(tmp_path: Path) -> None:
+    home = tmp_path / "files"
+    script = [TRAINING, "--epochs", "6", "--shuffle", "--dropout", "0.3", "--home", str(home)]
+    same_through_faults(tmp_path, script, steps=24)
