@@ -1,6 +1,6 @@
 """A tiny causal language model with random weights, with or without Holdfast: killed, joined, stopped and compared.
 
-    python training.py trainer [--plain] [--steps 16] [--accumulate 4] [--gate FILE] --home DIR
+    python training.py trainer | loop [--plain] [--steps 16] [--accumulate 4] [--gate FILE] --home DIR
 
 Prints the history of its losses and the digest of its weights. Nothing is fetched from anywhere.
 """
@@ -98,11 +98,70 @@ def train_by_trainer(options: argparse.Namespace) -> None:
     if not options.plain:
         distribute(trainer)
     trainer.train(resume_from_checkpoint=options.resume)
-    told = ("loss", "grad_norm", "eval_loss", "learning_rate", "epoch", "step", "train_loss")
+    told = ("loss", "grad_norm", "eval_loss", "learning_rate", "epoch", "step")
     history = [{name: one[name] for name in told if name in one} for one in trainer.state.log_history]
     print("history", json.dumps(history))
     if not options.plain:
         print("digest", run_of(trainer).digest())
+
+
+class Losses:
+    """What the loop remembers, so that a worker that joins knows it."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values = list(state["values"])
+
+
+def train_in_a_loop(options: argparse.Namespace) -> None:
+    import accelerate
+
+    import holdfast.integrations.huggingface as on_huggingface
+
+    kind: Any = accelerate.Accelerator if options.plain else on_huggingface.Accelerator
+    accelerator = kind(gradient_accumulation_steps=options.accumulate, cpu=True, **({} if options.plain else {"seed": 3}))
+    network = model(options.dropout)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    rows = data()
+    loader = torch.utils.data.DataLoader(rows, batch_size=16 // options.accumulate)
+    held_out = torch.utils.data.DataLoader(rows[:20], batch_size=5)
+    network, optimizer, loader, held_out, scheduler = accelerator.prepare(
+        network, optimizer, loader, held_out, scheduler
+    )
+    losses = Losses()
+    accelerator.register_for_checkpointing(losses)
+    waits = True
+    held: list[float] = []
+    for _ in range(options.steps // 4):
+        network.train()
+        for batch in loader:
+            if waits and not options.plain:
+                wait_at(options.gate, WORKER, accelerator.run.step)
+            with accelerator.accumulate(network):
+                loss = network(**batch).loss
+                held.append(float(loss))
+                accelerator.backward(loss)
+                if waits := accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(network.parameters(), 0.5)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                losses.values.append(sum(held) / len(held) if options.plain else accelerator.step_metrics["loss"])
+                held = []
+        network.eval()
+        with torch.no_grad():
+            found = [accelerator.gather_for_metrics(network(**batch).loss) for batch in held_out]
+        losses.values.append(float(torch.stack(found).mean()))
+    print("history", json.dumps(losses.values))
+    if not options.plain:
+        print("digest", accelerator.run.digest())
 
 
 def main() -> None:
@@ -116,7 +175,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--resume")
     options = parser.parse_args()
-    {"trainer": train_by_trainer}[options.how](options)
+    {"trainer": train_by_trainer, "loop": train_in_a_loop}[options.how](options)
 
 
 if __name__ == "__main__":

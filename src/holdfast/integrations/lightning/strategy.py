@@ -231,8 +231,14 @@ class HoldfastStrategy(SingleDeviceStrategy):
                 )
             driver.step.record(**{LOSS: loss})
 
+        zeroed = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.zero_grad
+        before = zeroed.state_dict()
         step = driver.compute(shard)
         self._batch = None
+        zeroed.load_state_dict(before)  # it was called for each shard of this worker, and counts once
+        zeroed.increment_ready()
+        zeroed.increment_started()
+        zeroed.increment_completed()
         results = trainer.fit_loop.epoch_loop._results
         results.batch_size = step.samples
         logging.log_means(step)
