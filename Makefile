@@ -92,6 +92,7 @@ bench: install
 	$(BIN)/python benchmarks/flower_replies.py --check --json flower_replies.json
 	$(BIN)/python benchmarks/tables.py --check --json tables.json
 	$(BIN)/python benchmarks/keras.py --check --json keras.json
+	$(BIN)/python benchmarks/trainers.py --check --json trainers.json
 	$(BIN)/python benchmarks/streams.py --check --json streams.json
 
 # docs/reference/robustness.md: every rule against every attack. About an hour on one core; goes on where it was left.
