@@ -103,7 +103,7 @@ class ShardedTraining:
         data = fitting.data
         assert data is not None
         self._tr_loss, self._total_loss_scalar, self._globalstep_last_logged = torch.tensor(0.0), 0.0, 0
-        self._initial_global_step = self.state.global_step
+        self._initial_global_step = done = self.state.global_step
         extras: dict[str, Any] = {**fitting.options.pop("extras", {}), STATE: TrainingState(self)}
         if is_scaler(scaler := getattr(self.accelerator, "scaler", None)):
             extras[SCALER] = scaler
@@ -115,10 +115,10 @@ class ShardedTraining:
             seed=self.args.seed if fitting.seed is None else fitting.seed,
             threads=fitting.threads,
             extras=extras,
-            **data.after(self.state.global_step),
+            **data.after(done),
             **fitting.options,
         )
-        fitting.driver = Driver(run)
+        fitting.driver = Driver(run, goal=max(0, max_steps - done))
         self._follow()
         return found
 

@@ -46,11 +46,6 @@ def check_trainer(trainer: Trainer, *, already: bool) -> int:
 
 
 def check_module(module: LightningModule, trainer: Trainer) -> None:
-    if not module.automatic_optimization:
-        raise ConfigError(
-            f"{type(module).__name__} optimizes by hand, which HoldfastStrategy cannot do",
-            hint="leave self.automatic_optimization at True, or write the loop with holdfast.join",
-        )
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         raise ConfigError(
             "training_step takes a dataloader_iter, which gives batches that nobody else could fetch again",

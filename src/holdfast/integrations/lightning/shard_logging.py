@@ -7,7 +7,7 @@ then needs to know how a metric is to be shown: the first steps' shards tell, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,19 +29,27 @@ class ShardLogging:
     def __init__(self, trainer: Trainer, shards: int) -> None:
         self._trainer = trainer
         self._shards = shards
+        self._own: _ResultCollection | None = None  # of the shard at hand
+
+    def forget(self) -> None:
+        """What the shard has logged so far."""
+        if self._own is not None:
+            self._own.clear()
 
     @contextmanager
-    def shard(self, step: Step, batch: Any) -> Iterator[None]:
-        """A shard is computed in here."""
+    def shard(
+        self, step: Step, batch: Any, more: Callable[[], dict[str, Any]] = dict[str, Any]
+    ) -> Iterator[None]:
+        """A shard is computed in here. `more`: what it has to tell besides, with what it logs."""
         loop = self._trainer.fit_loop.epoch_loop
         whole = loop._results
-        loop._results = own = _ResultCollection(training=True)
+        loop._results = self._own = own = _ResultCollection(training=True)
         own.batch = batch
         try:
             yield
         finally:
-            loop._results = whole
-        new = {}
+            loop._results, self._own = whole, None
+        new: dict[str, Any] = more()
         for key, metric in own.items():
             step.record(**{key: _value_of(metric)})
             if key not in whole:
@@ -49,20 +57,21 @@ class ShardLogging:
         if new:
             step.gather(new)
 
-    def log_means(self, step: Step) -> None:
+    def log_means(self, step: Step, *, begins_batch: bool = True) -> None:
         """The step is reduced."""
         trainer = self._trainer
         connector = trainer._logger_connector
         results = trainer.fit_loop.epoch_loop._results
         told: dict[str, dict[str, Any]] = {key: _words(metric.meta) for key, metric in results.items()}
         for new in step.gathered:
-            told |= new
+            told |= {key: words for key, words in new.items() if isinstance(words, dict)}
+        if begins_batch and connector._first_loop_iter in (None, True):  # as self.log does for an epoch's first batch
+            for fx in {words["fx"] for words in told.values()}:
+                results.reset(metrics=False, fx=fx)
         for key in step.metrics:
             words = told.get(key)
             if words is None:
                 continue
-            if connector._first_loop_iter in (None, True):  # as self.log does for an epoch's first batch
-                results.reset(metrics=False, fx=words["fx"])
             scale = self._shards if words["reduce_fx"] == "sum" else 1
             results.log(
                 words["fx"],
@@ -105,7 +114,7 @@ def load_collection(results: _ResultCollection, state: list[Mapping[str, Any]]) 
             dataloader_idx=None,
             **{name: told[name] for name in _MEANT},
         )
-        meta.sync = _Sync(_should=False)
+        meta.sync = _Sync(fn=_Sync.no_op)
         metric = _ResultMetric(meta, is_tensor=True)
         metric.value = told["value"].clone()
         if told["sizes"] is not None:

@@ -29,11 +29,12 @@ from holdfast.core.errors import ConfigError
 from holdfast.engine.api import joining
 from holdfast.engine.api.run import Run
 from holdfast.engine.recovery.guarding import is_scaler
+from holdfast.integrations.lightning.by_hand import ByHand
 from holdfast.integrations.lightning.checking import check_module, check_trainer
 from holdfast.integrations.lightning.shard_logging import LOSS, ShardLogging
 from holdfast.integrations.lightning.step_loader import StepBatch, StepLoader
 from holdfast.integrations.lightning.trainer_state import TrainerState, begin_epoch_again, counted_in_batches
-from holdfast.integrations.loaders.driving import Driver, is_first_worker
+from holdfast.integrations.loaders.driving import GOAL, Driver, is_first_worker
 from holdfast.integrations.loaders.updates import TrainingData, training_data
 
 STATE = "holdfast.lightning"
@@ -43,7 +44,8 @@ SCALER = "holdfast.scaler"
 class HoldfastStrategy(SingleDeviceStrategy):
     """For Trainer(strategy=HoldfastStrategy(shards=8)).
 
-    A step takes accumulate_grad_batches batches in `shards` shards: as many as batches are accumulated, or else up to
+    Of a module that optimizes by hand, training_step calls optimizers at most `updates` times: as many as there are, where
+    nothing is said. A step takes accumulate_grad_batches batches in `shards` shards: as many as batches are accumulated, or else up to
     eight. With the same seed, batch size and shards the weights are the same bits for any number of workers, whatever
     fails. The other options are those of holdfast.join that say nothing of data: checkpoint, non_finite, spike, extras.
     """
@@ -51,10 +53,19 @@ class HoldfastStrategy(SingleDeviceStrategy):
     strategy_name = "holdfast"
 
     def __init__(
-        self, *, shards: int | None = None, seed: int | None = None, threads: int = 1, device: Any = None, **options: Any
+        self,
+        *,
+        shards: int | None = None,
+        updates: int | None = None,
+        seed: int | None = None,
+        threads: int = 1,
+        device: Any = None,
+        **options: Any,
     ) -> None:
         super().__init__(device="cpu" if device is None else device)
         self._shards = shards
+        self._updates = updates
+        self._by_hand: ByHand | None = None
         self._seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
         self._threads = threads
         self._device = device
@@ -94,14 +105,18 @@ class HoldfastStrategy(SingleDeviceStrategy):
         length = len(dataloader) if hasattr(dataloader, "__len__") else 0
         batches_max = batches if isinstance(batches, int) else int(length * batches)
         self._data = training_data(
-            dataloader, accumulation=accumulation, shards=self._shards, batches_max=batches_max or None
+            dataloader,
+            accumulation=accumulation,
+            shards=self._shards,
+            batches_max=batches_max or None,
+            times=self._times,
         )
         # From here on the trainer counts updates: what is accumulated in one is this strategy's affair.
         trainer.accumulate_grad_batches, trainer.limit_train_batches = 1, 1.0
         self._accumulation = accumulation
         if isinstance(trainer.val_check_interval, int):
             trainer.val_check_interval = max(1, trainer.val_check_interval // accumulation)
-        return StepLoader(self._data.steps_per_epoch, self._next_batch)
+        return StepLoader(self._data.steps_per_epoch // self._times, self._next_batch)
 
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Nobody waits here. Lightning says with one that everything is set up: the run is joined then."""
@@ -109,9 +124,16 @@ class HoldfastStrategy(SingleDeviceStrategy):
             self._join()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(args[0], StepBatch):
-            args = (self._batch, *args[1:])
-        return super().training_step(*args, **kwargs)
+        if not isinstance(args[0], StepBatch):
+            return super().training_step(*args, **kwargs)
+        compute = super().training_step
+        if self._by_hand is None:
+            return compute(self._batch, *args[1:], **kwargs)
+
+        def shard(batch: Any) -> Any:
+            return compute(self._moved(batch), *args[1:], **kwargs)
+
+        return self._by_hand.train(shard)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         return batch if isinstance(batch, StepBatch) else super().batch_to_device(batch, device, dataloader_idx)
@@ -120,6 +142,10 @@ class HoldfastStrategy(SingleDeviceStrategy):
         self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
         """The closure computes a shard: it is called for each, and the optimizer then has the mean."""
+        if self._by_hand is not None:
+            if self._by_hand.in_shard:
+                return self._by_hand.step_asked(optimizer, closure, kwargs)
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
 
         def all_shards() -> Any:
             return self._compute(closure)
@@ -176,6 +202,7 @@ class HoldfastStrategy(SingleDeviceStrategy):
             extras[SCALER] = scaler
         optimizers = self.optimizers
         several = {str(number): one for number, one in enumerate(optimizers)}
+        done = (trainer.fit_loop.total_batch_idx + 1) * self._times
         with _own_signals():
             run = joining.join(
                 module,
@@ -185,11 +212,15 @@ class HoldfastStrategy(SingleDeviceStrategy):
                 seed=self._seed,
                 threads=self._threads,
                 extras=extras,
-                **data.after(trainer.global_step),
+                **data.after(done),
                 **self._options,
             )
-        self.driver = Driver(run)
+        self.driver = Driver(run, goal=self._goal(done))
         self._logging = ShardLogging(trainer, data.shards)
+        if not module.automatic_optimization:
+            self._by_hand = ByHand(
+                trainer, self.driver, self._logging, updates=self._times, apply=self._apply_by_hand
+            )
         self._follow()
         if self.driver.arrived_at:
             trainer.num_sanity_val_steps = 0  # the others have done that
@@ -207,8 +238,38 @@ class HoldfastStrategy(SingleDeviceStrategy):
         self._follow()
         fetcher = trainer.fit_loop._data_fetcher
         assert fetcher is not None
-        fetcher.fetched = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        if step.number % self._times:  # a worker has come in the middle of a batch, which the loop counts once more
+            for counts in (progress.current, progress.total):
+                counts.ready -= 1
+                counts.started -= 1
+        fetcher.fetched = progress.current.ready
         return StepBatch(step.number)
+
+    def _goal(self, done: int) -> int:
+        """How many steps the trainer will take, after those of a checkpoint of Lightning's own."""
+        trainer = self._trainer
+        if trainer.max_epochs in (None, -1) or (self._times > 1 and trainer.max_steps != -1):
+            return GOAL
+        return max(0, int(trainer.estimated_stepping_batches) * self._times - done)
+
+    @property
+    def _times(self) -> int:
+        """How many steps of the run are made with the same samples."""
+        module = self.lightning_module
+        assert module is not None
+        if module.automatic_optimization:
+            return 1
+        if self._updates is None and not self.optimizers:
+            raise ConfigError(
+                "the training data is asked for before the optimizers are there",
+                hint="say how often training_step calls optimizers: HoldfastStrategy(updates=...)",
+            )
+        return self._updates or len(self.optimizers)
+
+    def _apply_by_hand(self, optimizer: torch.optim.Optimizer, kwargs: dict[str, Any]) -> Any:
+        with _closure_first(optimizer):
+            return super().optimizer_step(optimizer, lambda: None, None, **kwargs)
 
     def _follow(self) -> None:
         """Who leads may have changed with the view."""

@@ -70,7 +70,7 @@ class Driver:
             return
         if self._steps is None:  # the run was at its end already
             self._steps = self.run.steps(0)
-        elif self.run.engine.current is not None:
+        elif self.step is not None and self.step.number + 1 < self._goal:
             self.run.stop("the trainer's loop has come to its end")
         if self.next() is not None:
             raise ConfigError(

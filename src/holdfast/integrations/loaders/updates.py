@@ -22,15 +22,24 @@ SHARDS = 8  # at most, where nobody says how many
 
 
 class Updates:
-    """A batch sampler for join: the samples of each update. `batches_max`: of the loader, in an epoch."""
+    """A batch sampler for join: the samples of each update. `batches_max`: of the loader, in an epoch.
 
-    def __init__(self, batch_sampler: Any, *, accumulation: int, shards: int, batches_max: int | None = None) -> None:
+    `times`: so many updates are made with the same samples, one after the other.
+    """
+
+    def __init__(
+        self, batch_sampler: Any, *, accumulation: int, shards: int, batches_max: int | None = None, times: int = 1
+    ) -> None:
         self.batch_sampler = batch_sampler  # under this name join finds it, tells it the epoch and seeds it
         self._accumulation = accumulation
         self._shards = shards
         self._batches_max = batches_max
+        self._times = times
 
     def __iter__(self) -> Iterator[list[int]]:
+        return (update for update in self._once() for _ in range(self._times))
+
+    def _once(self) -> Iterator[list[int]]:
         held: list[int] = []
         group: list[int] = []
         count = 0
@@ -103,7 +112,7 @@ def shards_of(shards: int | None, *, batch_size: int, accumulation: int) -> int:
 
 
 def training_data(
-    loader: Any, *, accumulation: int, shards: int | None, batches_max: int | None = None
+    loader: Any, *, accumulation: int, shards: int | None, batches_max: int | None = None, times: int = 1
 ) -> TrainingData:
     """ConfigError where a lost worker's part of an update could not be computed again from the loader's dataset."""
     if not isinstance(loader, DataLoader):
@@ -129,13 +138,13 @@ def training_data(
         "prefetch_factor": loader.prefetch_factor if loader.num_workers else None,
         "worker_init_fn": loader.worker_init_fn,
     }
-    if isinstance(dataset, Arranged):
+    if isinstance(dataset, Arranged) and times == 1:
         whole = size * accumulation
         length = len(dataset)  # type: ignore[arg-type]
         steps = length // whole if loader.drop_last else -(-length // whole)
         options |= {"batch_size": whole, "drop_last": loader.drop_last}
         return TrainingData(dataset=dataset, shards=count, steps_per_epoch=steps, options=options)
-    updates = Updates(_batches(loader), accumulation=accumulation, shards=count, batches_max=batches_max)
+    updates = Updates(_batches(loader), accumulation=accumulation, shards=count, batches_max=batches_max, times=times)
     options["batch_sampler"] = updates
     return TrainingData(dataset=dataset, shards=count, steps_per_epoch=len(updates), options=options)
 
