@@ -2,9 +2,9 @@
 
     python benchmarks/trainers.py --check --json trainers.json [--trainers lightning,trainer,accelerate] [--rounds 5]
 
-Lightning and an Accelerate loop train a dense network of 1 M parameters, the Hugging Face Trainer a small GPT-2, one compute
-thread each. A step accumulates eight micro-batches, the same in both. Each figure is the median step of a process, and of these
-the median over rounds in turn.
+Lightning and an Accelerate loop train a dense network of 1 M parameters, the Hugging Face Trainer a small GPT-2, one
+compute thread each. A step accumulates eight micro-batches, the same in both. Each figure is the median step of a
+process, and of these the median over rounds in turn.
 """
 
 from __future__ import annotations

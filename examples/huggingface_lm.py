@@ -3,7 +3,8 @@
     python examples/huggingface_lm.py                              # alone
     holdfast run --workers 3 examples/huggingface_lm.py            # three workers: the same weights
 
-Needs `pip install 'holdfast[huggingface]'`, and nothing of the hub. It learns to go on counting, in steps of one to three.
+Needs `pip install 'holdfast[huggingface]'`, and nothing of the hub. It learns to go on counting, in steps of one to
+three.
 """
 
 import argparse

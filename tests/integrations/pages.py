@@ -1,4 +1,6 @@
-"""Scripts of cases in processes of their own, and the complete examples of pages in docs/how-to, run as they stand there."""
+"""Scripts of cases, in processes of their own, and the complete examples of pages in docs/how-to, as they stand
+there.
+"""
 
 from __future__ import annotations
 

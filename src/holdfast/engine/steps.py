@@ -177,7 +177,8 @@ class StepEngine:
 
     def _to_begin(self, directive: m.Compute | m.Commit | m.Halt) -> m.Compute:
         """The step to begin with. The others may have taken it without this worker, which was long in its lines, was
-        left out and is taken in again: then it is given the mean when it has begun the step, without shards."""
+        left out and is taken in again: then it is given the mean when it has begun the step, without shards.
+        """
         if isinstance(directive, m.Commit):
             self._worker.put_back(directive)
             return m.Compute(directive.step, ())
@@ -269,7 +270,7 @@ class StepEngine:
         return True
 
     def look_at(self, number: int) -> tuple[Any, Place]:
-        """The batch of a shard that another worker hands in, for a client that must go through its lines all the same."""
+        """The batch of a shard that another worker hands in, for a client that goes through its lines all the same."""
         step = self._step()
         assert self.open is None
         place = self._data.place(step.number, number)

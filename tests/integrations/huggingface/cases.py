@@ -96,7 +96,12 @@ def case_a_batch_is_cut_into_shards_where_nothing_is_accumulated() -> None:
 def case_every_sample_of_an_epoch_is_used_once() -> None:
     trainer = trained(per_device_train_batch_size=3, gradient_accumulation_steps=3, num_train_epochs=1)
     plan = run_of(trainer).plan  # 64 = 7 * 9 + 1, which goes with the seventh
-    used = [number for step in range(trainer.state.global_step) for shard in range(3) for number in plan.indices(step, shard)]
+    used = [
+        number
+        for step in range(trainer.state.global_step)
+        for shard in range(3)
+        for number in plan.indices(step, shard)
+    ]
     assert sorted(used) == list(range(64)) and trainer.state.global_step == 7
 
 
@@ -120,7 +125,9 @@ def case_refusals_of_the_trainer() -> None:
     refused("the trainer is", lambda: distribute(model(0.0)))
 
 
-def looped(*, plain: bool = False, before: Callable[[Any, Any], Any] | None = None, **named: Any) -> tuple[Any, list[float]]:
+def looped(
+    *, plain: bool = False, before: Callable[[Any, Any], Any] | None = None, **named: Any
+) -> tuple[Any, list[float]]:
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
     optimizer = torch.optim.AdamW(network.parameters(), 0.02)

@@ -124,7 +124,9 @@ def train_in_a_loop(options: argparse.Namespace) -> None:
     import holdfast.integrations.huggingface as on_huggingface
 
     kind: Any = accelerate.Accelerator if options.plain else on_huggingface.Accelerator
-    accelerator = kind(gradient_accumulation_steps=options.accumulate, cpu=True, **({} if options.plain else {"seed": 3}))
+    accelerator = kind(
+        gradient_accumulation_steps=options.accumulate, cpu=True, **({} if options.plain else {"seed": 3})
+    )
     network = model(options.dropout)
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)

@@ -1,4 +1,4 @@
-"""HoldfastStrategy in a run of one (cases.py), and what is said where Lightning is missing: in processes of their own."""
+"""HoldfastStrategy in a run of one (cases.py), and what is said where Lightning is missing: in other processes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def test_a_missing_package_is_one_sentence() -> None:
 
 def test_nothing_imports_it_unasked() -> None:
     modules = "holdfast, holdfast.cli.main, holdfast.integrations.lightning, holdfast.integrations.huggingface"
-    code = f"import sys, {modules}\nsys.exit(', '.join({{'lightning', 'transformers', 'accelerate'}} & set(sys.modules)) or 0)"
+    heavy = {"lightning", "transformers", "accelerate"}
+    code = f"import sys, {modules}\nsys.exit(', '.join({heavy} & set(sys.modules)) or 0)"
     done = python("-c", code)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
-"""Hugging Face on Holdfast: distribute(trainer) for transformers.Trainer, Accelerator for loops that are written by hand.
+"""Hugging Face on Holdfast: distribute(trainer) for transformers.Trainer, Accelerator for a loop of one's own.
 
-docs/how-to/hugging-face.md. transformers and accelerate are imported when a name of this is first used; where one is not
-installed, one sentence says what to do.
+docs/how-to/hugging-face.md. transformers and accelerate are imported when a name of this is first used; where one is
+not installed, one sentence says what to do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Accelerator: accelerate's, for a loop that a person has written, whose prepared training loader gives the run's shards.
+"""Accelerator: accelerate's, for a loop of one's own, whose prepared training loader gives the run's shards.
 
     for batch in loader                 the shards of a step that fall to this worker, step after step
     accelerator.backward(loss)          the shard is handed in; after the last one, the mean over all shards is there
@@ -276,6 +276,6 @@ class Flow:
         if state is not None and not state.updated and not state.skipped:
             raise ConfigError(
                 f"no optimizer was called in step {state.number}, after its last batch",
-                hint="call optimizer.step() after every accelerator.backward(loss): it acts once a step; how many batches "
-                "a step accumulates is Accelerator(gradient_accumulation_steps=...)",
+                hint="call optimizer.step() after every accelerator.backward(loss), where it acts once a step; how "
+                "many batches a step accumulates is Accelerator(gradient_accumulation_steps=...)",
             )

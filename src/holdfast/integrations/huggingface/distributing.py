@@ -3,7 +3,7 @@
 The trainer asks for the batches of an update      the step before is settled, the next begins; joiners enter here
 training_step                                      once for each shard of this worker, and for those of lost peers
 clipping, optimizer, scheduler, callbacks          once a step, with the mean over all shards, on every worker
-evaluation                                         on every worker, with the same bits; files and prints are the leader's
+evaluation                                         on every worker, with the same bits; the leader writes files
 
 An update takes gradient_accumulation_steps batches, cut into shards. The trainer's class becomes one that has
 ShardedTraining before the class that it had, so that what a person overrides in a Trainer of their own stays.

@@ -1,7 +1,7 @@
 """What a transformers.Trainer knows beside the model and its optimizer, as one extra that travels with the snapshot.
 
-Its TrainerState and control, the loss since it was last logged, the scheduler, what callbacks remember. Times are not in
-it, which differ between workers. Owns nothing.
+Its TrainerState and control, the loss since it was last logged, the scheduler, what callbacks remember. Times are not
+in it, which differ between workers. Owns nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Lightning on Holdfast: Trainer(strategy=HoldfastStrategy()) trains with all workers of a run. docs/how-to/lightning.md.
+"""Lightning on Holdfast: Trainer(strategy=HoldfastStrategy()) trains with all workers of a run.
 
-Lightning is imported when a name of this is first used; where it is not installed, one sentence says what to do.
+docs/how-to/lightning.md. Lightning is imported when a name of this is first used; where it is not installed, one
+sentence says what to do.
 """
 
 from __future__ import annotations

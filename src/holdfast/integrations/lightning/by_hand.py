@@ -1,12 +1,14 @@
 """Modules that optimize by hand: training_step calls optimizers itself, each call of which is a step of the run.
 
-A training_step with `updates` calls of an optimizer's step() is that many steps. In step number u of them every shard goes
-through training_step from its beginning, with the weights as they are after u updates: calls before number u are passed,
-at number u the gradients of that optimizer's parameters are the shard's, and what comes after is left to the next. What
-training_step asks for on the way (clipping, a step of a scheduler) is written down, and done once, when the mean is there.
+A training_step with `updates` calls of an optimizer's step() is that many steps. In step number u of them every shard
+goes through training_step from its beginning, with the weights as they are after u updates: calls before number u are
+passed, at number u the gradients of that optimizer's parameters are the shard's, and what comes after is left to the
+next. What training_step asks for on the way (clipping, a step of a scheduler) is written down, and done once, when the
+mean is there.
 
 All steps of a batch have the same samples and the same random numbers. What was computed before an update, and is used
-after it, is computed again; where it depends on the weights that were updated, torch would refuse it without Holdfast too.
+after it, is computed again; where it depends on the weights that were updated, torch would refuse it without Holdfast
+too.
 """
 
 from __future__ import annotations
@@ -154,7 +156,7 @@ class ByHand:
         told = [shard[PLAN] for shard in step.gathered]
         if any(one != told[0] for one in told):
             raise ConfigError(
-                f"training_step does other things with its optimizers for one shard of step {step.number} than for others",
+                f"training_step uses its optimizers otherwise for one shard of step {step.number} than for others",
                 hint="decide by batch_idx or by what is logged, not by a shard's own samples",
             )
         trainer = self._trainer

@@ -12,9 +12,10 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 from holdfast.core.errors import ConfigError
 
+_AVERAGE = "keep the average in a module, and pass it on: HoldfastStrategy(extras={'average': average})"
 _NOT_YET = {
-    StochasticWeightAveraging: "keep the average in a module, and pass it: HoldfastStrategy(extras={'average': average})",
-    WeightAveraging: "keep the average in a module, and pass it: HoldfastStrategy(extras={'average': average})",
+    StochasticWeightAveraging: _AVERAGE,
+    WeightAveraging: _AVERAGE,
     GradientAccumulationScheduler: "Trainer(accumulate_grad_batches=...), the same for all epochs",
 }
 
@@ -34,7 +35,9 @@ def check_trainer(trainer: Trainer, *, already: bool) -> int:
     for callback in trainer.callbacks:
         for kind, hint in _NOT_YET.items():
             if isinstance(callback, kind):
-                raise ConfigError(f"the callback {type(callback).__name__} does not go with HoldfastStrategy", hint=hint)
+                raise ConfigError(
+                    f"the callback {type(callback).__name__} does not go with HoldfastStrategy", hint=hint
+                )
     accumulation = int(trainer.accumulate_grad_batches)
     interval = trainer.val_check_interval
     if isinstance(interval, int) and interval % accumulation:

@@ -1,8 +1,9 @@
 """What training_step logs: taken from each shard, averaged over all of them as gradients are, and logged once a step.
 
-While a shard is computed, self.log writes into a collection of the shard's own. What it holds goes with the shard's sums.
-When the mean is there, every worker logs the same numbers into the trainer's collection, also one that had no shard. It
-then needs to know how a metric is to be shown: the first steps' shards tell, and the collection travels with the state.
+While a shard is computed, self.log writes into a collection of the shard's own. What it holds goes with the shard's
+sums. When the mean is there, every worker logs the same numbers into the trainer's collection, also one that had no
+shard. It then needs to know how a metric is to be shown: the first steps' shards tell, and the collection travels with
+the state.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultCollection, _ResultMetric, _Sync
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultCollection,
+    _ResultMetric,
+    _Sync,
+)
 
 from holdfast.core.errors import ConfigError
 from holdfast.engine.api.step import Step
@@ -37,9 +43,7 @@ class ShardLogging:
             self._own.clear()
 
     @contextmanager
-    def shard(
-        self, step: Step, batch: Any, more: Callable[[], dict[str, Any]] = dict[str, Any]
-    ) -> Iterator[None]:
+    def shard(self, step: Step, batch: Any, more: Callable[[], dict[str, Any]] = dict[str, Any]) -> Iterator[None]:
         """A shard is computed in here. `more`: what it has to tell besides, with what it logs."""
         loop = self._trainer.fit_loop.epoch_loop
         whole = loop._results

@@ -44,10 +44,11 @@ SCALER = "holdfast.scaler"
 class HoldfastStrategy(SingleDeviceStrategy):
     """For Trainer(strategy=HoldfastStrategy(shards=8)).
 
-    Of a module that optimizes by hand, training_step calls optimizers at most `updates` times: as many as there are, where
-    nothing is said. A step takes accumulate_grad_batches batches in `shards` shards: as many as batches are accumulated, or else up to
-    eight. With the same seed, batch size and shards the weights are the same bits for any number of workers, whatever
-    fails. The other options are those of holdfast.join that say nothing of data: checkpoint, non_finite, spike, extras.
+    Of a module that optimizes by hand, training_step calls optimizers at most `updates` times: as many as there are,
+    where nothing is said. A step takes accumulate_grad_batches batches in `shards` shards: as many as batches are
+    accumulated, or else up to eight. With the same seed, batch size and shards the weights are the same bits for any
+    number of workers, whatever fails. The other options are those of holdfast.join that say nothing of data:
+    checkpoint, non_finite, spike, extras.
     """
 
     strategy_name = "holdfast"
@@ -218,9 +219,7 @@ class HoldfastStrategy(SingleDeviceStrategy):
         self.driver = Driver(run, goal=self._goal(done))
         self._logging = ShardLogging(trainer, data.shards)
         if not module.automatic_optimization:
-            self._by_hand = ByHand(
-                trainer, self.driver, self._logging, updates=self._times, apply=self._apply_by_hand
-            )
+            self._by_hand = ByHand(trainer, self.driver, self._logging, updates=self._times, apply=self._apply_by_hand)
         self._follow()
         if self.driver.arrived_at:
             trainer.num_sanity_val_steps = 0  # the others have done that

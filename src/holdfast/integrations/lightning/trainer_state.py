@@ -1,8 +1,8 @@
 """What a Lightning trainer knows beside the model and its optimizers, as one extra that travels with the snapshot.
 
-Progress of its loops, schedulers, what callbacks remember, metrics so far. It is read at one place of the loop: when the
-next batch is asked for, or when the fit has come to its end. Times and paths are not in it, which differ between workers;
-names that loggers have chosen for themselves are, once all have taken the first worker's. Owns nothing.
+Progress of its loops, schedulers, what callbacks remember, metrics so far. It is read at one place of the loop: when
+the next batch is asked for, or when the fit has come to its end. Times and paths are not in it, which differ between
+workers; names that loggers have chosen for themselves are, once all have taken the first worker's. Owns nothing.
 """
 
 from __future__ import annotations

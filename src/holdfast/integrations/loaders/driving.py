@@ -1,8 +1,8 @@
 """The run's steps for whoever owns the loop: taken one by one, whenever the loop asks for its next batch.
 
-What the loop does from one asking to the next belongs to the step between them: callbacks, evaluation, schedulers. So the
-state of a step is complete when the next one is asked for, and it is there that a worker which joins enters the loop.
-Belongs to the thread of the trainer's loop.
+What the loop does from one asking to the next belongs to the step between them: callbacks, evaluation, schedulers. So
+the state of a step is complete when the next one is asked for, and it is there that a worker which joins enters the
+loop. Belongs to the thread of the trainer's loop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A DataLoader as arguments of holdfast.join: which samples are in an update of the model, in how many shards.
 
-An update takes `accumulation` batches of the loader. Its samples, in the order of the loader's own sampler, are cut into
-the run's shards; with as many shards as batches each shard is a batch. Every sample of an epoch is in exactly one update:
-a rest that is too small to have a sample for each shard goes with the update before it. Owns nothing but the loader.
+An update takes `accumulation` batches of the loader. Its samples, in the order of the loader's own sampler, are cut
+into the run's shards; with as many shards as batches each shard is a batch. Every sample of an epoch is in exactly one
+update: a rest that is too small to have a sample for each shard goes with the update before it. Owns nothing but the
+loader.
 """
 
 from __future__ import annotations
@@ -42,11 +43,9 @@ class Updates:
     def _once(self) -> Iterator[list[int]]:
         held: list[int] = []
         group: list[int] = []
-        count = 0
-        for batch in self.batch_sampler:
-            if count == self._batches_max:
+        for count, batch in enumerate(self.batch_sampler, 1):
+            if self._batches_max is not None and count > self._batches_max:
                 break
-            count += 1
             group += batch
             if count % self._accumulation == 0 and len(group) >= self._shards:
                 if held:
