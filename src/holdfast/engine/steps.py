@@ -177,8 +177,7 @@ class StepEngine:
 
     def _to_begin(self, directive: m.Compute | m.Commit | m.Halt) -> m.Compute:
         """The step to begin with. The others may have taken it without this worker, which was long in its lines, was
-        left out and is taken in again: then it is given the mean when it has begun the step, without shards.
-        """
+        left out and is taken in again: then it is given the mean when it has begun the step, without shards."""
         if isinstance(directive, m.Commit):
             self._worker.put_back(directive)
             return m.Compute(directive.step, ())

@@ -114,8 +114,7 @@ class Run:
 
     def record(self, **metrics: Any) -> Mapping[str, float]:
         """Metrics of the run as it is now, such as a validation loss. Call it on every worker; the first one's value
-        is everybody's. A function in place of a value is called on the first worker only.
-        """
+        is everybody's. A function in place of a value is called on the first worker only."""
         return self._outside.record(metrics)
 
     def evaluate(
@@ -128,8 +127,7 @@ class Run:
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> dict[str, float]:
         """The means of what `fn(batch)` returns over the dataset: spread over the workers, the same bits for any
-        number of them. With `prefix` they are recorded, under their names with that in front.
-        """
+        number of them. With `prefix` they are recorded, under their names with that in front."""
         return self._outside.evaluate(dataset, fn, batch_size=batch_size, prefix=prefix, collate_fn=collate_fn)
 
     def stop(self, reason: str = "the script has asked for it") -> None:
