@@ -97,7 +97,7 @@ class Two(lightning.LightningModule):
 
 
 def fit(module: Any, *, plain: bool = False, batch_size: int = 4, ckpt: Any = None, **named: Any) -> lightning.Trainer:
-    strategy = {name: named.pop(name) for name in ("shards", "updates") if name in named}
+    strategy = {name: named.pop(name) for name in ("shards", "updates", "spread_evaluation") if name in named}
     given: dict[str, Any] = {} if plain else {"strategy": HoldfastStrategy(**strategy)}
     files = {} if any(isinstance(one, ModelCheckpoint) for one in named.get("callbacks", ())) else NO_FILES
     trainer = lightning.Trainer(**{**QUIET, **files, "max_epochs": 2, **given, **named})
@@ -206,6 +206,13 @@ def case_early_stopping_and_limits() -> None:
     trainer = fit(Small(), accumulate_grad_batches=4, limit_train_batches=8, max_epochs=2)
     assert trainer.global_step == 4
     assert fit(Small(), accumulate_grad_batches=4, max_epochs=-1, max_steps=7).global_step == 7
+
+
+def case_an_evaluation_that_is_shared_out() -> None:
+    one, other = Small(), Small()
+    plain = fit(one, plain=True, accumulate_grad_batches=4, limit_val_batches=2)
+    ours = fit(other, accumulate_grad_batches=4, limit_val_batches=2, spread_evaluation=True)
+    assert abs(float(plain.callback_metrics["val_loss"]) - float(ours.callback_metrics["val_loss"])) <= 1e-6
 
 
 def case_refusals() -> None:

@@ -24,5 +24,5 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_killed_joined_stopped_and_resumed(tmp_path: Path) -> None:
     home = tmp_path / "files"
-    script = [TRAINING, "--epochs", "6", "--shuffle", "--dropout", "0.3", "--home", str(home)]
+    script = [TRAINING, "--epochs", "6", "--shuffle", "--dropout", "0.3", "--spread", "--home", str(home)]
     same_through_faults(tmp_path, script, steps=24)

@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--shuffle", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--precision", default="32-true")
+    parser.add_argument("--spread", action="store_true")
     parser.add_argument("--gate", type=Path)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--ckpt")
@@ -117,7 +118,7 @@ def main() -> None:
             EarlyStopping(monitor="val_loss", patience=100),
             LearningRateMonitor(),
         ],
-        **({} if options.plain else {"strategy": HoldfastStrategy(shards=8)}),
+        **({} if options.plain else {"strategy": HoldfastStrategy(shards=8, spread_evaluation=options.spread)}),
     )
     train = DataLoader(TensorDataset(x, y), batch_size=32 // options.accumulate, shuffle=options.shuffle)
     trainer.fit(Small(options.dropout), train, DataLoader(TensorDataset(x, y), batch_size=32), ckpt_path=options.ckpt)

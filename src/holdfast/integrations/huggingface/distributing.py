@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.trainer_utils import EvalLoopOutput
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.kinds import a_kind
@@ -25,6 +26,7 @@ from holdfast.engine.api.step import Step
 from holdfast.engine.recovery.guarding import is_scaler
 from holdfast.integrations.huggingface.trainer_state import STATE, TrainingState, check_arguments
 from holdfast.integrations.loaders.driving import Driver, is_first_worker
+from holdfast.integrations.loaders.evaluating import Batches, can_be_shared_out, only
 from holdfast.integrations.loaders.updates import TrainingData, training_data
 
 UNIT = 1024.0  # tokens that a shard's loss is divided by, until it is known how many the whole update has
@@ -187,6 +189,26 @@ class ShardedTraining:
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
         return torch.tensor(step.metrics[SUM] * scale, device=self.args.device)
+
+    def evaluation_loop(self: Any, dataloader: Any, *args: Any, **named: Any) -> Any:
+        """A loss alone is shared out while the trainer trains; predictions are made by every worker itself."""
+        driver = self._holdfast.driver
+        loss_only = args[1] if len(args) > 1 else named.get("prediction_loss_only")
+        if driver is None or driver.step is None or not loss_only or not can_be_shared_out(dataloader):
+            return super().evaluation_loop(dataloader, *args, **named)  # type: ignore[misc]
+        prefix = named.get("metric_key_prefix", args[3] if len(args) > 3 else "eval")
+        batches = Batches(dataloader)
+        self.model.eval()
+
+        def measure(numbered: tuple[int, Any]) -> dict[str, tuple[float, float]]:
+            number, batch = numbered
+            loss, _, _ = self.prediction_step(self.model, batch, True)
+            size = float(batches.size_of(number))
+            return {LOSS: (float(loss) * size, size)}
+
+        found = driver.run.evaluate(batches, measure, batch_size=1, collate_fn=only)
+        metrics = {f"{prefix}_{name}": value for name, value in found.items()}
+        return EvalLoopOutput(None, None, metrics, len(dataloader.dataset))
 
     @property
     def _main_input(self: Any) -> str:

@@ -25,7 +25,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.engine.api.step import Step
 
 LOSS = "loss"
-_MEANT = ("name", "prog_bar", "logger", "on_step", "on_epoch")
+MEANT = ("name", "prog_bar", "logger", "on_step", "on_epoch")
 _REDUCED = {"mean": torch.mean, "sum": torch.sum, "max": torch.max, "min": torch.min}
 
 
@@ -57,7 +57,7 @@ class ShardLogging:
         for key, metric in own.items():
             step.record(**{key: _value_of(metric)})
             if key not in whole:
-                new[key] = _words(metric.meta)
+                new[key] = words_of(metric.meta)
         if new:
             step.gather(new)
 
@@ -66,7 +66,7 @@ class ShardLogging:
         trainer = self._trainer
         connector = trainer._logger_connector
         results = trainer.fit_loop.epoch_loop._results
-        told: dict[str, dict[str, Any]] = {key: _words(metric.meta) for key, metric in results.items()}
+        told: dict[str, dict[str, Any]] = {key: words_of(metric.meta) for key, metric in results.items()}
         for new in step.gathered:
             told |= {key: words for key, words in new.items() if isinstance(words, dict)}
         if begins_batch and connector._first_loop_iter in (None, True):  # as self.log does for an epoch's first batch
@@ -82,7 +82,7 @@ class ShardLogging:
                 value=torch.tensor(step.metrics[key] * scale, dtype=torch.get_default_dtype()),
                 reduce_fx=_REDUCED[words["reduce_fx"]],
                 batch_size=step.samples,
-                **{name: words[name] for name in _MEANT},
+                **{name: words[name] for name in MEANT},
             )
             connector._current_fx = words["fx"]
 
@@ -96,7 +96,7 @@ def collection_state(results: _ResultCollection) -> list[dict[str, Any]]:
             sizes = metric.cumulated_batch_size.clone() if metric.meta.is_mean_reduction else None
             found.append(
                 {
-                    **_words(metric.meta),
+                    **words_of(metric.meta),
                     "key": key,
                     "value": metric.value.detach().clone(),
                     "sizes": sizes,
@@ -116,7 +116,7 @@ def load_collection(results: _ResultCollection, state: list[Mapping[str, Any]]) 
             fx=told["fx"],
             reduce_fx=_REDUCED[told["reduce_fx"]],
             dataloader_idx=None,
-            **{name: told[name] for name in _MEANT},
+            **{name: told[name] for name in MEANT},
         )
         meta.sync = _Sync(fn=_Sync.no_op)
         metric = _ResultMetric(meta, is_tensor=True)
@@ -129,8 +129,8 @@ def load_collection(results: _ResultCollection, state: list[Mapping[str, Any]]) 
         results[told["key"]] = metric
 
 
-def _words(meta: _Metadata) -> dict[str, Any]:
-    return {"fx": meta.fx, "reduce_fx": meta.reduce_fx.__name__, **{name: getattr(meta, name) for name in _MEANT}}
+def words_of(meta: _Metadata) -> dict[str, Any]:
+    return {"fx": meta.fx, "reduce_fx": meta.reduce_fx.__name__, **{name: getattr(meta, name) for name in MEANT}}
 
 
 def _value_of(metric: _ResultMetric) -> float:

@@ -31,10 +31,13 @@ from holdfast.engine.api.run import Run
 from holdfast.engine.recovery.guarding import is_scaler
 from holdfast.integrations.lightning.by_hand import ByHand
 from holdfast.integrations.lightning.checking import check_module, check_trainer
+from holdfast.integrations.lightning.evaluation import WholeEvaluation, evaluate
+from holdfast.integrations.lightning.logger_files import chosen_versions, write_on
 from holdfast.integrations.lightning.shard_logging import LOSS, ShardLogging
 from holdfast.integrations.lightning.step_loader import StepBatch, StepLoader
 from holdfast.integrations.lightning.trainer_state import TrainerState, begin_epoch_again, counted_in_batches
 from holdfast.integrations.loaders.driving import GOAL, Driver, is_first_worker
+from holdfast.integrations.loaders.evaluating import can_be_shared_out
 from holdfast.integrations.loaders.updates import TrainingData, training_data
 
 STATE = "holdfast.lightning"
@@ -58,6 +61,7 @@ class HoldfastStrategy(SingleDeviceStrategy):
         *,
         shards: int | None = None,
         updates: int | None = None,
+        spread_evaluation: bool = False,
         seed: int | None = None,
         threads: int = 1,
         device: Any = None,
@@ -66,6 +70,7 @@ class HoldfastStrategy(SingleDeviceStrategy):
         super().__init__(device="cpu" if device is None else device)
         self._shards = shards
         self._updates = updates
+        self._spread = spread_evaluation
         self._by_hand: ByHand | None = None
         self._seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
         self._threads = threads
@@ -75,6 +80,7 @@ class HoldfastStrategy(SingleDeviceStrategy):
         self._logging: ShardLogging | None = None
         self._batch: Any = None  # of the shard at hand
         self._failed = False
+        self._led = False
         self._accumulation = 0  # batches in an update; 0: not known yet
         self.driver: Driver | None = None
         rank_zero_only.rank = 0 if is_first_worker() else 1
@@ -99,8 +105,10 @@ class HoldfastStrategy(SingleDeviceStrategy):
     def process_dataloader(self, dataloader: object) -> object:
         """The training's becomes the run's steps. Others stay: every worker evaluates by itself, with the same bits."""
         trainer = self._trainer
-        if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
+        if trainer.state.fn != TrainerFn.FITTING:
             return dataloader
+        if not trainer.training:
+            return self._evaluation(dataloader) if self._spread else dataloader
         accumulation = check_trainer(trainer, already=self._data is not None)
         batches = trainer.limit_train_batches
         length = len(dataloader) if hasattr(dataloader, "__len__") else 0
@@ -118,6 +126,29 @@ class HoldfastStrategy(SingleDeviceStrategy):
         if isinstance(trainer.val_check_interval, int):
             trainer.val_check_interval = max(1, trainer.val_check_interval // accumulation)
         return StepLoader(self._data.steps_per_epoch // self._times, self._next_batch)
+
+    def _evaluation(self, loader: Any) -> object:
+        trainer = self._trainer
+        if not can_be_shared_out(loader):
+            raise ConfigError(
+                "spread_evaluation takes one DataLoader in the order of its dataset, which has numbers",
+                hint="DataLoader(dataset, batch_size=...) without shuffle, or leave out spread_evaluation",
+            )
+        batches = trainer.limit_val_batches
+        trainer.limit_val_batches = 1.0
+        batches_max = batches if isinstance(batches, int) else int(len(loader) * batches)
+        return [WholeEvaluation(loader, batches_max=batches_max)]
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(args[0], WholeEvaluation):
+            return super().validation_step(*args, **kwargs)
+        compute, driver = super().validation_step, self.driver
+        assert driver is not None
+
+        def measure(batch: Any, number: int) -> None:
+            compute(self._moved(batch), *([number] if len(args) > 1 else []))
+
+        return evaluate(driver, self._trainer, args[0], measure)
 
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Nobody waits here. Lightning says with one that everything is set up: the run is joined then."""
@@ -137,7 +168,9 @@ class HoldfastStrategy(SingleDeviceStrategy):
         return self._by_hand.train(shard)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        return batch if isinstance(batch, StepBatch) else super().batch_to_device(batch, device, dataloader_idx)
+        if isinstance(batch, (StepBatch, WholeEvaluation)):
+            return batch
+        return super().batch_to_device(batch, device, dataloader_idx)
 
     def optimizer_step(
         self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
@@ -220,11 +253,11 @@ class HoldfastStrategy(SingleDeviceStrategy):
         self._logging = ShardLogging(trainer, data.shards)
         if not module.automatic_optimization:
             self._by_hand = ByHand(trainer, self.driver, self._logging, updates=self._times, apply=self._apply_by_hand)
-        self._follow()
         if self.driver.arrived_at:
             trainer.num_sanity_val_steps = 0  # the others have done that
             begin_epoch_again(trainer)
-        state.take_versions(state.versions or self.driver.agree(state.own_versions()))
+        state.take_versions(state.versions or self.driver.agree(chosen_versions(trainer)))
+        self._follow()
 
     def _next_batch(self) -> StepBatch:
         """The trainer asks for its next batch."""
@@ -274,6 +307,9 @@ class HoldfastStrategy(SingleDeviceStrategy):
         """Who leads may have changed with the view."""
         assert self.driver is not None
         rank_zero_only.rank = 0 if self.driver.leads else 1
+        if self.driver.leads and not self._led:
+            write_on(self._trainer)
+        self._led = self.driver.leads
 
     def _compute(self, closure: Any) -> torch.Tensor:
         driver, logging, trainer = self.driver, self._logging, self._trainer

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 
+from holdfast.integrations.lightning.logger_files import use_versions
 from holdfast.integrations.lightning.shard_logging import collection_state, load_collection
 
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
@@ -61,17 +62,10 @@ class TrainerState:
         load_collection(trainer.fit_loop.epoch_loop._results, state["results"])
         self.take_versions(state["versions"])
 
-    def own_versions(self) -> list[Any]:
-        """Of the loggers, as they have chosen them. Some look at the directory for that, which is written meanwhile."""
-        found = [getattr(logger, "version", None) for logger in self._trainer.loggers]
-        return [one if isinstance(one, (int, str)) else None for one in found]
-
     def take_versions(self, versions: list[Any]) -> None:
         """Whoever becomes the first writes on where the first worker has begun."""
         self.versions = list(versions)
-        for logger, version in zip(self._trainer.loggers, versions, strict=False):
-            if version is not None and hasattr(logger, "_version"):
-                logger._version = version
+        use_versions(self._trainer, self.versions)
 
     def _callbacks(self) -> dict[str, tuple[Any, dict[str, Any]]]:
         found = {}
@@ -99,10 +93,12 @@ def counted_in_batches(checkpoint: dict[str, Any], *, times: int = 1, over: int 
     fit = checkpoint.get("loops", {}).get("fit_loop", {})
     if times == over or key not in fit:
         return checkpoint
-    counts = {
-        name: {what: number * times // over for what, number in part.items()} if isinstance(part, dict) else part
-        for name, part in fit[key].items()
-    }
+    counts = {}
+    for name, part in fit[key].items():
+        if isinstance(part, dict):  # what is ready is counted anew; what is not done of that yet stays so
+            ready = -(-part["ready"] * times // over)
+            part = {what: max(0, ready - (part["ready"] - number)) for what, number in part.items()}
+        counts[name] = part
     return {**checkpoint, "loops": {**checkpoint["loops"], "fit_loop": {**fit, key: counts}}}
 
 
