@@ -1,7 +1,7 @@
 """Validation in a fit, shared out over the workers: each batch by one of them, the logged means the same bits on all.
 
-For HoldfastStrategy(spread_evaluation=True). The trainer's validation loop then has one iteration, in which all batches are
-measured wherever they fall, and what validation_step has logged is put together. So validation_step may only log.
+For HoldfastStrategy(spread_evaluation=True). The trainer's validation loop then has one iteration, in which all batches
+are measured wherever they fall, and what validation_step has logged is put together. So validation_step may only log.
 """
 
 from __future__ import annotations

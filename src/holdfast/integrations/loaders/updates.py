@@ -74,7 +74,8 @@ class LaterUpdates:
         for part in (sampler, getattr(sampler, "sampler", None)):
             if callable(set_epoch := getattr(part, "set_epoch", None)):
                 set_epoch(real)
-        return list(self._updates)[self._update if epoch == 0 else 0 :]
+        found = list(iter(self._updates))  # not of itself, whose length would be asked for: that draws an order, too
+        return found[self._update if epoch == 0 else 0 :]
 
 
 @dataclass(frozen=True, kw_only=True)
