@@ -221,10 +221,10 @@ class ShardedTraining:
         self.state.is_world_process_zero = self.state.is_local_process_zero = self._holdfast.leads
 
     def is_world_process_zero(self: Any) -> bool:
-        return self._holdfast.leads
+        return bool(self._holdfast.leads)
 
     def is_local_process_zero(self: Any) -> bool:
-        return self._holdfast.leads
+        return bool(self._holdfast.leads)
 
     def save_model(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if self._holdfast.leads:
@@ -264,7 +264,7 @@ def distribute(
     if isinstance(trainer, ShardedTraining):
         raise ConfigError("the trainer is distributed already", hint="call distribute once, before trainer.train()")
     kind = type(trainer)
-    trainer._holdfast = Fitting(shards=shards, seed=seed, threads=threads, options=options)  # type: ignore[attr-defined]
+    trainer._holdfast = Fitting(shards=shards, seed=seed, threads=threads, options=options)
     trainer.__class__ = type(kind.__name__, (ShardedTraining, kind), {"__doc__": kind.__doc__})
     return trainer
 

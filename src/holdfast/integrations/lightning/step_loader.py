@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
 class StepBatch:
-    """Stands for the batch of a step, whose shards are computed wherever they fall."""
+    """Stands for the batch of a step, whose shards are computed wherever they fall. Lightning looks into dataclasses."""
 
-    step: int
+    def __init__(self, step: int) -> None:
+        self.step = step
 
 
 class StepLoader:

@@ -44,7 +44,7 @@ STATE = "holdfast.lightning"
 SCALER = "holdfast.scaler"
 
 
-class HoldfastStrategy(SingleDeviceStrategy):
+class HoldfastStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     """For Trainer(strategy=HoldfastStrategy(shards=8)).
 
     Of a module that optimizes by hand, training_step calls optimizers at most `updates` times: as many as there are,
@@ -95,7 +95,8 @@ class HoldfastStrategy(SingleDeviceStrategy):
     def root_device(self) -> torch.device:
         if self._device is None and self.accelerator is not None and not isinstance(self.accelerator, CPUAccelerator):
             return torch.device(self.accelerator.get_parallel_devices([0])[0])
-        return self._root_device
+        root: torch.device = self._root_device
+        return root
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         if self.driver is None:
