@@ -53,6 +53,17 @@ class StepLoader:
         return iter([StepInputs() for _ in range(self._steps)])
 
 
+class PlaceInEpoch(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """The loop counts an epoch's updates in a variable of its own, which a worker that joins begins at nothing."""
+
+    def __init__(self, steps_per_epoch: int) -> None:
+        self._steps_per_epoch = steps_per_epoch
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        epoch, place = divmod(state.global_step - 1, self._steps_per_epoch)
+        state.epoch = epoch + (place + 1) / self._steps_per_epoch
+
+
 class Fitting:
     """What ShardedTraining keeps beside the trainer's own."""
 
@@ -92,6 +103,7 @@ class ShardedTraining:
         fitting.data = training_data(loader, accumulation=fitting.accumulation, shards=fitting.shards)
         # The loop counts updates from here on: what is accumulated in one is not its affair.
         args.gradient_accumulation_steps = 1
+        self.callback_handler.callbacks.insert(0, PlaceInEpoch(fitting.data.steps_per_epoch))
         return StepLoader(fitting.data, args.per_device_train_batch_size * fitting.accumulation)
 
     def get_total_train_batch_size(self: Any, args: Any) -> int:

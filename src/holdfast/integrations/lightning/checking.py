@@ -27,9 +27,10 @@ def check_trainer(trainer: Trainer, *, already: bool) -> int:
             "the trainer has several training DataLoaders, or loads one anew",
             hint="give one DataLoader, without reload_dataloaders_every_n_epochs",
         )
-    if trainer.num_devices != 1 or trainer.num_nodes != 1:
+    devices = len(getattr(trainer._accelerator_connector, "_parallel_devices", ()) or (0,))
+    if devices != 1 or trainer.num_nodes != 1:
         raise ConfigError(
-            f"the trainer has {trainer.num_devices} devices on {trainer.num_nodes} nodes",
+            f"the trainer has {devices} devices on {trainer.num_nodes} nodes",
             hint="Trainer(devices=1): `holdfast run --workers N` says how many processes train",
         )
     for callback in trainer.callbacks:

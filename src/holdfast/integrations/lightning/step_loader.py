@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 
 class StepBatch:
-    """Stands for the batch of a step, whose shards are computed wherever they fall. No dataclass: those are looked into."""
+    """The batch of a step, whose shards are computed wherever they fall. No dataclass: it would be looked into."""
 
     def __init__(self, step: int) -> None:
         self.step = step
