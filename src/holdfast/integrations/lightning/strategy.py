@@ -111,14 +111,11 @@ class HoldfastStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignor
         if not trainer.training:
             return self._evaluation(dataloader) if self._spread else dataloader
         accumulation = check_trainer(trainer, already=self._data is not None)
-        batches = trainer.limit_train_batches
-        length = len(dataloader) if hasattr(dataloader, "__len__") else 0
-        batches_max = batches if isinstance(batches, int) else int(length * batches)
         self._data = training_data(
             dataloader,
             accumulation=accumulation,
             shards=self._shards,
-            batches_max=batches_max or None,
+            batches_max=_batches_max(dataloader, trainer.limit_train_batches),
             times=self._times,
         )
         # From here on the trainer counts updates: what is accumulated in one is this strategy's affair.
@@ -135,10 +132,9 @@ class HoldfastStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignor
                 "spread_evaluation takes one DataLoader in the order of its dataset, which has numbers",
                 hint="DataLoader(dataset, batch_size=...) without shuffle, or leave out spread_evaluation",
             )
-        batches = trainer.limit_val_batches
+        whole = WholeEvaluation(loader, batches_max=_batches_max(loader, trainer.limit_val_batches))
         trainer.limit_val_batches = 1.0
-        batches_max = batches if isinstance(batches, int) else int(len(loader) * batches)
-        return [WholeEvaluation(loader, batches_max=batches_max)]
+        return [whole]
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(args[0], WholeEvaluation):
@@ -360,6 +356,13 @@ def run_of(trainer: Trainer) -> Run:
             "the trainer has joined no run yet", hint="Trainer(strategy=HoldfastStrategy()), then trainer.fit(module)"
         )
     return strategy.driver.run
+
+
+def _batches_max(loader: Any, limit: float) -> int | None:
+    """A limit as the trainer's arguments have it: a number of batches, or a part of them."""
+    if isinstance(limit, int):
+        return limit
+    return None if limit == 1.0 else int(len(loader) * limit)
 
 
 @contextmanager
