@@ -118,7 +118,7 @@ soak: install
 	  $(BIN)/python -m tests.soak.checkpoint_faults --points 20 --storage $$storage || exit 1; done
 	$(BIN)/python -m tests.harness.simulator --schedules 1000000
 	$(BIN)/python -m tests.harness.runtime --schedules 20000
-	HOLDFAST_DRILLS=all $(BIN)/python -m pytest tests/drills tests/integrations/huggingface
+	HOLDFAST_DRILLS=all $(BIN)/python -m pytest tests/drills tests/integrations/huggingface tests/integrations/lightning
 
 # Every shape of models, optimizers, data and scripts that we know, alone, with three workers and with faults; nightly, about
 # 15 minutes on a quiet machine. zoo.json has the results, from which docs/reference/supported.md is written.

@@ -15,7 +15,7 @@ def histories(log: str) -> set[str]:
     return {line.partition("history ")[2] for line in log.splitlines() if "history " in line}
 
 
-def let_join(run: Training, held: int, steps: int) -> int:
+def let_join(run: Training, held: int, steps: int, stride: int) -> int:
     """Kill the first worker, hold the survivors until a new one is there, let them step until it is a member."""
     before = set(run.pids)
     run.kill(run.members[0])  # the one that prints and writes
@@ -24,8 +24,8 @@ def let_join(run: Training, held: int, steps: int) -> int:
 
     def joined() -> bool:
         nonlocal held
-        if run.at(held, workers=2) and held < steps - 6:
-            held += 1
+        if run.at(held, workers=2) and held < steps - 6 * stride:
+            held += stride
             run.let_go(held)
         return len(run.living_members()) == 3
 
@@ -33,22 +33,26 @@ def let_join(run: Training, held: int, steps: int) -> int:
     return held
 
 
-def same_through_faults(home: Path, script: list[str], *, steps: int) -> tuple[str, str]:
-    """Digest and history of one worker, after three have had them through a kill, a join, a stop and a resume."""
+def same_through_faults(home: Path, script: list[str], *, steps: int, stride: int = 1) -> tuple[str, str]:
+    """Digest and history of one worker, after three have had them through a kill, a join, a stop and a resume.
+
+    `stride`: the script is at its gate before every so many steps.
+    """
+    first = 3 * stride
     (home / "alone").mkdir()
     with training(home / "alone", "--workers", "1", *LEASE, script=script) as alone:
         digest = alone.finish(DEADLINE_S)
         expected = histories(alone.log())
         assert len(expected) == 1 and f"digest {digest}" in alone.log(), alone.log()[-3000:]
     place = str(home / "checkpoints")
-    with training(home, "--workers", "3", *LEASE, "--checkpoint", place, script=script, held_at=3) as run:
-        run.wait(lambda: run.at(3, workers=3), "three workers at step 3", DEADLINE_S)
-        held = let_join(run, 5, steps) + 2
+    with training(home, "--workers", "3", *LEASE, "--checkpoint", place, script=script, held_at=first) as run:
+        run.wait(lambda: run.at(first, workers=3), "three workers at the gate", DEADLINE_S)
+        held = let_join(run, first + 2 * stride, steps, stride) + 2 * stride
         run.let_go(held)
         run.wait(lambda: run.at(held, workers=3), "two of them and the new one", DEADLINE_S)
         assert run.agent is not None
         run.agent.send_signal(signal.SIGTERM)
-        run.let_go(held + 2)
+        run.let_go(held + 2 * stride)
         assert run.agent.wait(DEADLINE_S) == 128 + signal.SIGTERM
     with training(home, "--workers", "2", *LEASE, "--checkpoint", place, script=script) as run:
         assert run.finish(DEADLINE_S) == digest

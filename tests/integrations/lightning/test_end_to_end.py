@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,3 +27,9 @@ def test_killed_joined_stopped_and_resumed(tmp_path: Path) -> None:
     home = tmp_path / "files"
     script = [TRAINING, "--epochs", "6", "--shuffle", "--dropout", "0.3", "--spread", "--home", str(home)]
     same_through_faults(tmp_path, script, steps=24)
+
+
+@pytest.mark.skipif(os.environ.get("HOLDFAST_DRILLS") != "all", reason="a long test: HOLDFAST_DRILLS=all")
+def test_two_optimizers_by_hand(tmp_path: Path) -> None:
+    script = [TRAINING, "--by-hand", "--accumulate", "1", "--epochs", "5", "--shuffle", "--dropout", "0.3"]
+    same_through_faults(tmp_path, [*script, "--home", str(tmp_path / "files")], steps=40, stride=2)

@@ -52,13 +52,36 @@ class Small(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
+class ByHand(Small):
+    """Two optimizers, one after the other."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__(dropout)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        for optimizer in self.optimizers():
+            loss = torch.nn.functional.cross_entropy(self.net(x), y)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            self.clip_gradients(optimizer, gradient_clip_val=0.5, gradient_clip_algorithm="norm")
+            optimizer.step()
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        self.lr_schedulers().step()
+
+    def configure_optimizers(self) -> Any:
+        first = torch.optim.Adam(self.net[0].parameters(), 0.01)
+        return [first, torch.optim.SGD(self.net[3].parameters(), 0.1)], [torch.optim.lr_scheduler.StepLR(first, 5)]
+
+
 class History(lightning.Callback):
     def __init__(self) -> None:
         self.metrics: list[dict[str, float]] = []
         self.losses: list[float] = []
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.losses.append(float(outputs["loss"]))
+        self.losses.append(float(trainer.callback_metrics["train_loss_step"]))
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         self.metrics.append({name: float(value) for name, value in sorted(trainer.callback_metrics.items())})
@@ -88,6 +111,7 @@ def main() -> None:
     parser.add_argument("--shuffle", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--precision", default="32-true")
+    parser.add_argument("--by-hand", action="store_true")
     parser.add_argument("--spread", action="store_true")
     parser.add_argument("--gate", type=Path)
     parser.add_argument("--home", type=Path, required=True)
@@ -103,7 +127,7 @@ def main() -> None:
         max_epochs=options.epochs,
         accumulate_grad_batches=options.accumulate,
         precision=options.precision,
-        gradient_clip_val=0.5,
+        gradient_clip_val=None if options.by_hand else 0.5,
         val_check_interval=0.5,
         log_every_n_steps=1,
         accelerator="cpu",
@@ -121,7 +145,8 @@ def main() -> None:
         **({} if options.plain else {"strategy": HoldfastStrategy(shards=8, spread_evaluation=options.spread)}),
     )
     train = DataLoader(TensorDataset(x, y), batch_size=32 // options.accumulate, shuffle=options.shuffle)
-    trainer.fit(Small(options.dropout), train, DataLoader(TensorDataset(x, y), batch_size=32), ckpt_path=options.ckpt)
+    module = (ByHand if options.by_hand else Small)(options.dropout)
+    trainer.fit(module, train, DataLoader(TensorDataset(x, y), batch_size=32), ckpt_path=options.ckpt)
     print("history", json.dumps({"metrics": history.metrics, "losses": history.losses, "steps": trainer.global_step}))
     if options.save_at_end:
         trainer.save_checkpoint(options.save_at_end)
