@@ -99,6 +99,7 @@ bench: install
 	$(BIN)/python benchmarks/tables.py --check --json tables.json
 	$(BIN)/python benchmarks/horovod.py --check --json horovod.json
 	$(BIN)/python benchmarks/keras.py --check --json keras.json
+	$(BIN)/python benchmarks/trainers.py --check --json trainers.json
 	$(BIN)/python benchmarks/streams.py --check --json streams.json
 
 # docs/reference/robustness.md: every rule against every attack. About an hour on one core; goes on where it was left.
@@ -125,7 +126,8 @@ soak: install
 	  $(BIN)/python -m tests.soak.checkpoint_faults --points 20 --storage $$storage || exit 1; done
 	$(BIN)/python -m tests.harness.simulator --schedules 1000000
 	$(BIN)/python -m tests.harness.runtime --schedules 20000
-	HOLDFAST_DRILLS=all $(BIN)/python -m pytest tests/drills tests/end_to_end/test_torchrun.py tests/end_to_end/test_slurm.py
+	HOLDFAST_DRILLS=all $(BIN)/python -m pytest tests/drills tests/end_to_end/test_torchrun.py tests/end_to_end/test_slurm.py \
+	  tests/integrations/huggingface tests/integrations/lightning
 
 # Every shape of models, optimizers, data and scripts that we know, alone, with three workers and with faults; nightly, about
 # 15 minutes on a quiet machine. zoo.json has the results, from which docs/reference/supported.md is written.

@@ -268,6 +268,20 @@ class StepEngine:
                 worker.gradients.gathered[shard.number] = shard.gathered
         return True
 
+    def look_at(self, number: int) -> tuple[Any, Place]:
+        """The batch of a shard that another worker hands in, for a client that goes through its lines all the same."""
+        step = self._step()
+        assert self.open is None
+        place = self._data.place(step.number, number)
+        assert place is not None, f"step {step.number} has no shard {number}"
+        batch = self._fetch(place, counts=False)
+        self._capture.before_shard()
+        return batch, place
+
+    def forget_look(self) -> None:
+        """What these lines left in gradients and buffers is nobody's."""
+        self._capture.before_shard()
+
     def put_down(self) -> None:
         """No shard is open any more: it was contributed, or whoever computed it gives up."""
         absence, self._absence, self.open = self._absence, None, None

@@ -69,7 +69,7 @@ class Run:
         self._trained = {one: count_trained(one, capture.parameters, name) for name, one in by_name(optimizer).items()}
         self._pulse = worker.spending
         worker.recorded = loops.records.at
-        position = Position(engine, worker, loops)
+        self._position = position = Position(engine, worker, loops)
         self._outside = Outside(position, loops.records, worker, events, plan=self.plan, **validated)
         engine.wishes, engine.collectives = self._outside, self._outside.collectives
         self._heart: Heartbeat | None = None
@@ -182,6 +182,10 @@ class Run:
         """
         self.engine.watcher = watcher
 
+    def arrive(self) -> None:
+        """For whoever drives the loop: have the run's state already, before the first step is asked for."""
+        self._position.arrive()
+
     def finish(self) -> None:
         """For whoever drives the engine itself: there will be no further steps. What is due is saved."""
         self._finish(self.engine.next_step(), passes=False)
@@ -265,11 +269,11 @@ class Run:
             self._worker.between_loops.let_them_read()
         else:
             self._worker.between_loops.end(step)
-        self._ending.at = self._position(step)
+        self._ending.at = self._place(step)
         if not passes:
             self._events.write("reached", **self._ending.at)
 
-    def _position(self, step: int) -> dict[str, Any]:
+    def _place(self, step: int) -> dict[str, Any]:
         view = self._worker.machine.view
         return {"step": step, "digest": self.digest(), "view": view.number if view else 0}
 
@@ -339,6 +343,6 @@ class Run:
             self._settle()
         number = step.number + whole
         if self._ending.in_the_middle(number, whole=whole, torn=step.torn, at_exit=at_exit):
-            self._ending.at = self._position(number)
+            self._ending.at = self._place(number)
         else:
             self._ending.cut_short(number, self.engine.until, at_exit=at_exit)

@@ -1,0 +1,125 @@
+"""What a Lightning trainer knows beside the model and its optimizers, as one extra that travels with the snapshot.
+
+Progress of its loops, schedulers, what callbacks remember, metrics so far. It is read at one place of the loop: when
+the next batch is asked for, or when the fit has come to its end. Times and paths are not in it, which differ between
+workers; names that loggers have chosen for themselves are, once all have taken the first worker's. Owns nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+
+from holdfast.integrations.lightning.logger_files import use_versions
+from holdfast.integrations.lightning.shard_logging import collection_state, load_collection
+
+_METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+_OF_THIS_WORKER = ("dirpath",)  # of what ModelCheckpoint remembers
+
+
+class TrainerState:
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.versions: list[Any] = []  # of the loggers, once they are agreed on
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        connector = trainer._logger_connector
+        return {
+            "progress": trainer.fit_loop.state_dict(),
+            "stop": bool(trainer.should_stop),
+            "callbacks": {name: state for name, (_, state) in self._callbacks().items()},
+            "schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
+            "data": trainer.datamodule.state_dict() if trainer.datamodule is not None else {},
+            "metrics": {name: _tensors(getattr(connector, name)) for name in _METRICS},
+            "first": connector._first_loop_iter,
+            "results": collection_state(trainer.fit_loop.epoch_loop._results),
+            "versions": self.versions,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        trainer = self._trainer
+        connector = trainer._logger_connector
+        _load_progress(trainer.fit_loop, state["progress"], "")
+        trainer.should_stop = state["stop"]
+        callbacks = self._callbacks()
+        if set(state["callbacks"]) != set(callbacks):
+            raise ValueError(f"the run has the callbacks {', '.join(sorted(state['callbacks']))}")
+        for name, remembered in state["callbacks"].items():
+            callback, own = callbacks[name]
+            callback.load_state_dict(dict(remembered) | _own_paths(callback) if own else dict(remembered))
+        for one, remembered in zip(trainer.lr_scheduler_configs, state["schedulers"], strict=True):
+            one.scheduler.load_state_dict(remembered)
+        if trainer.datamodule is not None:
+            trainer.datamodule.load_state_dict(state["data"])
+        for name in _METRICS:
+            setattr(connector, name, dict(state["metrics"][name]))
+        connector._first_loop_iter = state["first"]
+        load_collection(trainer.fit_loop.epoch_loop._results, state["results"])
+        self.take_versions(state["versions"])
+
+    def take_versions(self, versions: list[Any]) -> None:
+        """Whoever becomes the first writes on where the first worker has begun."""
+        self.versions = list(versions)
+        use_versions(self._trainer, self.versions)
+
+    def _callbacks(self) -> dict[str, tuple[Any, dict[str, Any]]]:
+        found = {}
+        for one in self._trainer.callbacks:
+            if isinstance(one, Timer):  # it counts this worker's seconds
+                continue
+            state = {name: value for name, value in one.state_dict().items() if name not in _paths_of(one)}
+            if state:
+                found[one.state_key] = (one, state)
+        return found
+
+
+def begin_epoch_again(trainer: Trainer) -> None:
+    """After the state has come: the loop itself counts the epoch that it is about to begin, and is in already."""
+    progress = trainer.fit_loop.epoch_progress
+    if progress.current.ready > progress.current.processed:
+        for counts in (progress.current, progress.total):
+            counts.ready -= 1
+            counts.started -= 1
+
+
+def counted_in_batches(checkpoint: dict[str, Any], *, times: int = 1, over: int = 1) -> dict[str, Any]:
+    """A checkpoint of Lightning whose progress in an epoch counts batches, from one that counts updates, or back."""
+    key = "epoch_loop.batch_progress"
+    fit = checkpoint.get("loops", {}).get("fit_loop", {})
+    if times == over or key not in fit:
+        return checkpoint
+    counts = {}
+    for name, part in fit[key].items():
+        if isinstance(part, dict):  # what is ready is counted anew; what is not done of that yet stays so
+            ready = -(-part["ready"] * times // over)
+            part = {what: max(0, ready - (part["ready"] - number)) for what, number in part.items()}
+        counts[name] = part
+    return {**checkpoint, "loops": {**checkpoint["loops"], "fit_loop": {**fit, key: counts}}}
+
+
+def _load_progress(loop: Any, state: dict[str, Any], prefix: str) -> None:
+    """As the loop's own load_state_dict, which would make it restart as after a crash."""
+    loop._load_from_state_dict(dict(state), prefix)
+    for name, child in vars(loop).items():
+        if hasattr(child, "_load_from_state_dict") and hasattr(child, "restarting"):
+            _load_progress(child, state, f"{prefix}{name}.")
+
+
+def _paths_of(callback: Any) -> tuple[str, ...]:
+    return _OF_THIS_WORKER if isinstance(callback, ModelCheckpoint) else ()
+
+
+def _own_paths(callback: Any) -> dict[str, Any]:
+    return {name: getattr(callback, name) for name in _paths_of(callback)}
+
+
+def _tensors(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+        for name, value in metrics.items()
+    }
