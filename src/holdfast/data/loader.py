@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -28,6 +28,18 @@ from holdfast.data.shards import ShardPlan
 from holdfast.data.stuck_loaders import PATIENCE_S, LoaderStacks
 
 _RESTARTS_MAX = 3  # in a row, without a batch in between
+
+
+class BatchLoader(Protocol):
+    """What a step engine has of a loader."""
+
+    def expect(self, upcoming: Iterable[Place]) -> None: ...
+
+    def get(self, step: int, shard: int) -> Any: ...
+
+    def get_here(self, step: int, shard: int, change: Callable[[Any], Any] = ...) -> Any: ...
+
+    def close(self) -> None: ...
 
 
 class ShardLoader:

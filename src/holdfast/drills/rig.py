@@ -62,6 +62,8 @@ class Tracer:
         }
         arrangement = plan.arrangement
         words = None if arrangement is None else arrangement.words()
+        if plan.handed is not None:
+            return {**fields, "sampler": "iterable"}
         if words is not None:
             return {**fields, "stream": words}
         if arrangement is not None:

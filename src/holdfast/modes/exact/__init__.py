@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from holdfast.core.config import RunConfig
 from holdfast.data.shards import ShardPlan
 from holdfast.membership.step_rules import EvenShares, StepRules
+from holdfast.modes.exact.handed_steps import HandedSteps
 from holdfast.modes.exact.whole_steps import WholeSteps
+from holdfast.modes.port import DataPlan
 from holdfast.modes.robust import WithRule
 
 
@@ -24,5 +26,5 @@ class Exact(WithRule):
     def rules(self) -> StepRules:
         return StepRules() if self.aggregate is None else EvenShares()
 
-    def data(self, plan: ShardPlan) -> WholeSteps:
-        return WholeSteps(plan)
+    def data(self, plan: ShardPlan) -> DataPlan:
+        return WholeSteps(plan) if plan.handed is None else HandedSteps(plan, plan.handed)
