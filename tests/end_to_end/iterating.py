@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ def main(words: list[str] | None = None) -> str:
     parser.add_argument("--gate", type=Path)
     parser.add_argument("--seen", type=Path)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep per shard")
     args = parser.parse_args(words)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 16))
@@ -98,6 +100,7 @@ def main(words: list[str] | None = None) -> str:
             loss = F.cross_entropy(model(x), number % 16)
             loss.backward()
             step.record(loss=loss)
+            time.sleep(args.pause)
         optimizer.step()
     if args.seen is not None:
         args.seen.write_text(json.dumps(seen))

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from holdfast.core.errors import ConfigError
 from holdfast.core.kinds import a_kind
 from holdfast.data.alignment import align_batch
+from holdfast.data.by_value import Packed
 from holdfast.data.fetching import LoaderStart, Place, ShardFetcher
 from holdfast.data.shards import ShardPlan
 from holdfast.data.stuck_loaders import PATIENCE_S, LoaderStacks
@@ -107,7 +108,7 @@ class ShardLoader:
         batch: Any = queue.ready.pop(place)
         if isinstance(batch, ExceptionWrapper):
             batch.reraise()  # type: ignore[no-untyped-call]
-        return batch
+        return batch.batch() if isinstance(batch, Packed) else batch
 
     def close(self) -> None:
         """Ends the loader processes. The loader can be used again and starts new ones."""

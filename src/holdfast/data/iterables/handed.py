@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import xxhash
+
 from holdfast.core.errors import ConfigError, ProtocolError
 from holdfast.data.iterables.reader import Position, Read, Reader
 
@@ -37,6 +39,13 @@ class Batch:
     epoch_steps: int  # of the last epoch that is over; 0: not known
     at: Position  # after it; its state is packed
     message: bytes
+
+    def digest(self) -> str:
+        """Of the samples, whoever has read them."""
+        hasher = xxhash.xxh3_64()
+        for part in self.parts:
+            hasher.update(part)
+        return hasher.hexdigest()
 
     def weight(self, shard: int) -> float:
         """What a shard's mean counts for in the mean over shards, so that this is the mean over samples."""

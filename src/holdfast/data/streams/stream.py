@@ -45,8 +45,8 @@ class Stream(Dataset[Any], Arranged):
 
     A path is of a tar or a Parquet file if it ends so, and of a file with a sample a line otherwise. `decode` makes of
     what the source gives what the training needs. Samples are shuffled in windows of at most `shuffle_buffer`, which
-    come from blocks of `block` neighbours; 0 leaves them as they are. With `pack`, decode gives a document's tokens, and
-    a sample is `pack` of them. `index` is a directory for the indices, which are kept beside the data else.
+    come from blocks of `block` neighbours; 0 leaves them as they are. With `pack`, decode gives a document's tokens,
+    and a sample is `pack` of them. `index` is a directory for the indices, which are kept beside the data else.
     """
 
     def __init__(
