@@ -30,9 +30,7 @@ def test_an_iterable_is_exact_and_every_sample_comes_once(kind: str, tmp_path: P
     """Of three workers the reader is killed and replaced; all leave; two others go on in the middle of an epoch."""
     seen = tmp_path / "seen"
     script = [str(Path(iterating.__file__)), "--kind", kind]
-    expected = agreed(
-        forked(lambda: iterating.main([*script[1:], "--seen", str(seen)]), workers=1, deadline_s=200)
-    )
+    expected = agreed(forked(lambda: iterating.main([*script[1:], "--seen", str(seen)]), workers=1, deadline_s=200))
     epochs = [Counter[int](), Counter[int](), Counter[int]()]
     for epoch, numbers in json.loads(seen.read_text()):
         epochs[epoch].update(numbers)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import holdfast
+from holdfast.byzantine import MultiKrum
 from holdfast.core.errors import ConfigError, DivergedError
 
 Join = Callable[..., holdfast.Run]
@@ -456,6 +457,10 @@ class LazyModel(nn.Sequential):
         (
             {"dataset": DataLoader(Stream(), batch_size=4)},
             "the DataLoader makes batches of 4, and join got batch_size=8",
+        ),
+        (
+            {"dataset": Stream(), "aggregate": MultiKrum(f=2), "shards": 8},
+            "aggregate= expects workers that may be hostile",
         ),
         ({"dataset": Stream(), "batch_size": None, "collate_fn": len}, "join got a collate_fn and no batch_size"),
         ({"dataset": {1, 2, 3, 4, 5, 6, 7, 8}}, "the dataset is a set, which gives its samples once"),

@@ -2,8 +2,8 @@
 
 torch hands every tensor over as a file descriptor of shared memory, for which two processes meet on a socket: about a
 millisecond of the receiver's time for each, whatever its size. A small tensor is copied through the pipe in a fraction
-of that. Larger ones go as torch sends them, and so does a batch in which tensors share memory, since they are to share
-it afterwards too.
+of that. A batch with a larger tensor goes as torch sends it, and so does one with tensors that share memory, since they
+are to share it afterwards too.
 
 Invariant: what arrives has the same values, shapes, types and strides. Owns nothing.
 """
@@ -36,12 +36,12 @@ def packed(batch: Any) -> Any:
     buffer = io.BytesIO()
     try:
         _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(batch)
-    except Exception:  # it shares memory, or cannot be pickled: the DataLoader's own way says what is wrong
+    except Exception:  # for torch's way; or it cannot be pickled, and the DataLoader says what is wrong
         return batch
     return Packed(buffer.getvalue())
 
 
-class _SharesMemory(Exception):
+class _AsItIs(Exception):
     pass
 
 
@@ -53,15 +53,10 @@ class _Pickler(ForkingPickler):
     def reducer_override(self, thing: Any) -> Any:
         if not isinstance(thing, torch.Tensor):
             return NotImplemented
-        if thing.is_cpu and thing.layout is torch.strided and thing.nelement():
-            storage = thing.untyped_storage().data_ptr()
-            if storage in self._storages:
-                raise _SharesMemory
-            self._storages.add(storage)
-        if not _is_small_and_plain(thing):
-            return NotImplemented
-        data = thing.reshape(-1).view(torch.uint8).numpy().tobytes()
-        return _tensor, (data, thing.dtype, tuple(thing.shape))
+        if not _is_small_and_plain(thing) or thing.data_ptr() in self._storages:
+            raise _AsItIs
+        self._storages.add(thing.data_ptr())
+        return _tensor, (thing.reshape(-1).view(torch.uint8).numpy().tobytes(), thing.dtype, tuple(thing.shape))
 
 
 def _is_small_and_plain(tensor: torch.Tensor) -> bool:

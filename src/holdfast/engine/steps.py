@@ -359,6 +359,8 @@ class StepEngine:
 
     def _read_ahead(self, step: int) -> None:
         """What the next step needs, if it is this worker's to bring that."""
+        if self.plan.handed is None:
+            return
         machine = self._worker.machine
         self._pulse.enter(Activity.LOADING, step)
         self._worker.gradients.ahead = self._data.ahead(step, machine.me, machine.keepers())
@@ -404,7 +406,8 @@ class StepEngine:
         self._pulse.took(REDUCING, began)
         self._pulse.reduced_bytes += kept.memory.nbytes
         passed = step.number in self._worker.rewinding.passed
-        self._data.told(step.number, kept.ahead)
+        if self.plan.handed is not None:
+            self._data.told(step.number, kept.ahead)
         step.shards = kept.shards
         step.samples = self._data.samples(step.number, kept.shards) if not passed else 0
         step.ends_epoch = self._data.ends_epoch(step.number, kept.shards)

@@ -88,7 +88,8 @@ class DataPlan(ABC):
         raise NotImplementedError
 
     def ahead(self, step: int, me: str, members: Sequence[str]) -> str:
-        """What this worker brings to the step for the next one. `members`: those who bring shards, in their order."""
+        """What this worker brings to the step for the next one; asked where batches are handed on. `members`: those who
+        bring shards, in their order."""
         return ""
 
     def told(self, step: int, ahead: str) -> None:
