@@ -14,7 +14,10 @@ FILE_LINES_MAX = 480  # about 400 is the aim; the machine and the agent are the 
 FUNCTION_LINES_MAX = 60
 PARAMETERS_MAX = 10
 JOINING = "joining.py:join"  # one call with every argument of the library, most of it the signature
-PICKLES = {"horovod/objects.py"}  # broadcast_object(..., allow_pickle=True): at a script's request, from its own run
+PICKLES = {
+    "data/by_value.py",  # from a worker's own loader processes, as everything that torch's queue brings from them
+    "horovod/objects.py",  # broadcast_object(..., allow_pickle=True): at a script's request, from its own run
+}
 CONVERSIONS = {("exporting.py", "save"), ("importing.py", "load")}  # other programs' files, at a person's request
 MODES = re.compile(r"\b(Exact|[Ee]lastic|ELASTIC|[Qq]uorum|modes\.(exact|elastic)|exact mode)\b")
 IMPORTS_MAX = 20  # modules of our own

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.errors import ConfigError
-from holdfast.data import Lines, Mixture, Stream, Tar, Tokens
+from holdfast.data import Lines, Mixture, Parquet, Stream, Tar, Tokens
 from holdfast.data.loader import ShardLoader
 from holdfast.data.shards import ShardPlan
 from holdfast.data.streams.block_order import BlockOrder
@@ -338,3 +339,36 @@ def test_mistakes_are_told_in_a_sentence(given: Any, options: dict[str, Any], se
     (tmp_path / "empty.txt").touch()
     with pytest.raises(ConfigError, match=sentence):
         Stream(given(tmp_path), **options)
+
+
+def test_rows_of_parquet_files_come_once_and_row_groups_stay_together(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for name, first, size in (("a", 0, 50), ("b", 50, 23)):
+        table = pyarrow.table({"n": list(range(first, first + size)), "text": [f"row {n}" for n in range(size)]})
+        parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=8)
+    stream = Stream(tmp_path / "*.parquet", shuffle_buffer=24)
+    assert len(stream) == 73
+    assert stream[51] == {"n": 51, "text": "row 1"}
+    arrangement = stream.arranged(3, shuffle=True)
+    numbers = arrangement.numbers(0, 0, 73)
+    assert sorted(arrangement[number]["n"] for number in numbers) == list(range(73))
+    groups = [
+        {number // 8 if number < 50 else 100 + (number - 50) // 8 for number in numbers[at : at + 16]} for at in (0, 48)
+    ]
+    assert all(1 < len(one) <= 6 for one in groups)
+    one = Parquet(tmp_path / "a.parquet", columns=["n"])
+    assert pickle.loads(pickle.dumps(one)).read(49) == {"n": 49}
+    assert one.identity != Parquet(tmp_path / "a.parquet").identity
+    with pytest.raises(ConfigError, match="has no column 'x'"):
+        Parquet(tmp_path / "a.parquet", columns=["x"])
+    (tmp_path / "c.parquet").write_bytes(b"no Parquet")
+    with pytest.raises(ConfigError, match="cannot be read as a Parquet file"):
+        Parquet(tmp_path / "c.parquet")
+
+
+def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match="needs the package pyarrow") as caught:
+        Parquet(tmp_path / "a.parquet")
+    assert caught.value.hint == "pip install 'holdfast[parquet]'"

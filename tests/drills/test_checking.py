@@ -166,6 +166,15 @@ def test_a_sampler_may_use_a_sample_as_often_as_it_likes() -> None:
     assert _indices({**PLAN, "sampler": True}) is None and _indices({}) is None
 
 
+def test_an_iterable_gives_each_step_the_samples_of_the_quiet_run() -> None:
+    quiet = changed(lambda one: replace(one, ahead=f"samples of {one.step + 1}"))
+    found = verdicts(quiet, quiet=quiet)["every sample once"]
+    assert found.held and "with the samples that it has in the quiet run" in found.text
+    other = changed(lambda one: replace(one, ahead=f"samples of {one.step + 1 + (one.step == 3)}"))
+    found = verdicts(other, quiet=quiet)["every sample once"]
+    assert found.held is False and "step 4 has other samples than in the quiet run" in found.text
+
+
 def test_going_back_without_a_reason_is_a_loss() -> None:
     resumed = {"t": 101.0, "who": "w0.1", "kind": "resumed", "step": 2}
     assert "of step 2" in broken(outcome(events=[*outcome().events, resumed]))["nothing lost"]

@@ -113,6 +113,40 @@ def test_a_joiner_that_lacks_a_factor_is_found_out_with_the_line(short: Path) ->
 
 
 @long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["tokens", "tar", "stateful", "plain"])
+def test_every_sample_of_streams_and_iterables_comes_once(kind: str, short: Path) -> None:
+    """A worker is killed every 5 s, the reader of an iterable too; and one worker alone comes to the same weights."""
+    streams = kind in ("tokens", "tar")
+    script = SCRIPT.parents[1] / "end_to_end" / ("streaming.py" if streams else "iterating.py")
+    if streams:
+        sys.path.insert(0, str(script.parent))
+        from streaming import write
+
+        write(kind, short / "data")
+    words = [str(script), *(["--data", str(short / "data")] if streams else ["--kind", kind]), "--epochs", "20"]
+    faults = ("--kill-every", "5s", "--for", "15s", "--json", "out.json")
+    drilled = ["drill", "--workers", "3", "--spares", "1", *faults, "--", *words, "--pause", "0.05"]
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", *drilled],
+        cwd=short,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        env={**os.environ, "TMPDIR": str(short)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((short / "out.json").read_text())
+    assert found["faults"] >= 2
+    held = {promise["promise"]: promise for promise in found["promises"]}
+    once = held["every sample once"]
+    assert once["held"] and ("no sample is twice" if streams else "that it has in the quiet run") in once["text"]
+    alone = [sys.executable, "-m", "holdfast", "run", "--workers", "1", *words]
+    said = subprocess.run(alone, cwd=short, capture_output=True, text=True, timeout=300)
+    assert said.returncode == 0 and f"weights: {found['digest']}" in said.stdout + said.stderr
+
+
+@long
 def test_ctrl_c_ends_everything_and_still_reports(short: Path) -> None:
     with start(short, "--kill-every", "500ms", "--for", "60s", "--", str(SCRIPT), "--steps", "60") as process:
         assert process.stdout is not None

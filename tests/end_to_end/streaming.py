@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def main(words: list[str] | None = None) -> str:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--gate", type=Path)
     parser.add_argument("--seen", type=Path)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep per shard")
     args = parser.parse_args(words)
     if any(args.data.glob("*.tar")):
         stream = Stream(args.data / "*.tar", decode=from_tar, shuffle_buffer=24, block=4)
@@ -65,13 +68,14 @@ def main(words: list[str] | None = None) -> str:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     run = holdfast.join(model, optimizer, stream, batch_size=12, shards=6, seed=5, num_workers=1)
     seen: list[tuple[int, list[int]]] = []
-    for step in run.epochs(3):
+    for step in run.epochs(args.epochs):
         wait_at(args.gate, run.id, step.number)
         for batch in step:
             seen.append((step.epoch, batch[:, 0].tolist()))
             loss = F.cross_entropy(model(batch % 256), batch[:, 0] % 16)
             loss.backward()
             step.record(loss=loss)
+            time.sleep(args.pause)
         optimizer.step()
     if args.seen is not None:
         args.seen.write_text(json.dumps(seen))

@@ -158,7 +158,7 @@ def test_a_directory_that_is_a_file(script: str, tmp_path: Path) -> None:
     [
         ("shards", "a batch of 10 cannot be cut into 4 equal shards", "batch_size=8"),
         ("no length", "the dataset, an Endless, has no length", "__len__"),
-        ("stream", "an iterable dataset has no positions", "__getitem__"),
+        ("stream", "the dataset, a Stream, gives nothing", "at least one batch"),
         ("loader", "the dataset is a DataLoader", "holdfast.join(model, optimizer, loader.dataset, batch_size=12)"),
     ],
 )

@@ -16,9 +16,10 @@ import torch
 from cases import Training, dataset, mlp, sgd
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import holdfast
+from holdfast.byzantine import MultiKrum
 from holdfast.core.errors import ConfigError, DivergedError
 
 Join = Callable[..., holdfast.Run]
@@ -450,8 +451,18 @@ class LazyModel(nn.Sequential):
         ({"checkpoint": holdfast.Checkpoints("x", every="soon")}, "a checkpoint every 'soon' makes no sense"),
         ({"dataset": []}, "the dataset is empty"),
         ({"dataset": Numbers(4), "drop_last": True}, "the dataset has 4 samples, fewer than one batch of 8"),
-        ({"dataset": Stream()}, "an iterable dataset has no positions"),
-        ({"dataset": iter([1, 2])}, "the dataset is a list_iterator, which gives its samples once"),
+        ({"dataset": Stream(), "num_workers": 1}, "join got num_workers=1, and a Stream is read by one worker"),
+        ({"dataset": Stream(), "sampler": [1]}, "a Stream gives its samples in its own order"),
+        ({"dataset": Stream(), "mode": holdfast.Elastic()}, "the dataset is an iterable, which is handed on"),
+        (
+            {"dataset": DataLoader(Stream(), batch_size=4)},
+            "the DataLoader makes batches of 4, and join got batch_size=8",
+        ),
+        (
+            {"dataset": Stream(), "aggregate": MultiKrum(f=2), "shards": 8},
+            "aggregate= expects workers that may be hostile",
+        ),
+        ({"dataset": Stream(), "batch_size": None, "collate_fn": len}, "join got a collate_fn and no batch_size"),
         ({"dataset": {1, 2, 3, 4, 5, 6, 7, 8}}, "the dataset is a set, which gives its samples once"),
         ({"extras": {"thing": 3}}, "extras['thing'] is an int without state_dict"),
         ({"extras": {"thing": Opaque()}}, "extras['thing']['state']['what'] is a object"),

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 SCRIPTS = (
     *("several-optimizers.md", "samplers-and-imbalanced-data.md", "mixed-precision.md", "torch-compile.md"),
-    *("convert-a-dataloader-script.md", "streams.md", "torchrun.md"),
+    *("convert-a-dataloader-script.md", "streams.md", "iterable-datasets.md", "torchrun.md"),
 )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from forked import forked
 
 import holdfast
-from holdfast.core.errors import ConfigError
 from holdfast.data import Mixture, Stream
 from holdfast.drills.conduct import _indices
 from holdfast.drills.rig import Tracer
@@ -77,15 +75,6 @@ def test_a_stream_takes_what_other_datasets_take(joined: Join, tmp_path: Path) -
     model = torch.nn.Linear(1, 1)
     run = joined(model, torch.optim.SGD(model.parameters(), lr=0.1), stream, batch_size=8, shards=4)
     assert run.evaluate(stream, lambda x: {"mean": x.mean()}, batch_size=7) == {"mean": 24.5}
-
-
-def test_an_iterable_dataset_is_told_of_streams(joined: Join) -> None:
-    class Endless(torch.utils.data.IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return count()
-
-    with pytest.raises(ConfigError, match=r"holdfast\.data\.Stream over its files"):
-        trained(joined, Endless())
 
 
 @pytest.mark.processes

@@ -89,6 +89,7 @@ values = st.recursive(
 @given(values)
 @example([float("nan"), float("inf"), -float("inf"), -0.0, struct.unpack(">d", b"\xff\xf0\0\0\0\0\0\1")[0], 5e-324])
 @example({1: "a", "1": "b", "T": 3, "d": []})
+@example([b"", b"\xff\0"])
 def test_every_value_comes_back_exactly(value: Any) -> None:
     assert same(value, there_and_back(value))
 
@@ -155,7 +156,7 @@ class Thing:
         ([torch.eye(2).to_sparse()], "state[0] is a sparse_coo tensor"),
         ([torch.empty(2, device="meta")], "state[0] is a strided tensor of float32 on meta"),
         (numpy.array(["x"]), "state is a numpy <U1"),
-        (b"bytes", "state is a bytes"),
+        (bytearray(b"bytes"), "state is a bytearray"),
     ],
 )
 def test_what_cannot_travel_is_named_by_its_path(value: Any, path: str) -> None:

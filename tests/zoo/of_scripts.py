@@ -174,17 +174,42 @@ DATA = [
         dataset = holdfast.data.Stream(f"{home.name}/*.jsonl", decode=decode, shuffle_buffer=32, block=4)
     """,
     ),
-    refused(
+    exact(
         "iterable-dataset",
-        "an iterable dataset",
-        "an iterable dataset has no positions, so nobody else could compute a lost worker's shards",
+        "an iterable dataset, shuffled with Python's generator",
         data="""
-        class Stream(torch.utils.data.IterableDataset):
-            def __iter__(self):
-                return iter(zip(x, y))
+        import random
 
-        dataset = Stream()
+        class Shuffled(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                for number in random.sample(range(len(x)), len(x)):
+                    yield x[number], y[number]
+
+        dataset = Shuffled()
     """,
+    ),
+    exact(
+        "iterable-with-a-position",
+        "an iterable of whole batches of several sizes, with `state_dict` and `load_state_dict`",
+        data="""
+        class Batches:
+            at = 0
+
+            def __iter__(self):
+                while self.at < 80:
+                    start, self.at = self.at, self.at + 16 + self.at % 5
+                    yield x[start : self.at], y[start : self.at]
+                self.at = 0
+
+            def state_dict(self):
+                return {"at": self.at}
+
+            def load_state_dict(self, state):
+                self.at = state["at"]
+
+        dataset = Batches()
+    """,
+        options='options = {"shards": 8}',
     ),
     refused(
         "data-loader",

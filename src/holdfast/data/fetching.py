@@ -19,6 +19,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import TensorDataset, default_collate, get_worker_info
 
+from holdfast.data.by_value import packed
 from holdfast.data.seeding import derive_seed, seed_everything
 from holdfast.data.stuck_loaders import LoaderStacks
 
@@ -58,7 +59,7 @@ class ShardFetcher:
     def __getitem__(self, item: tuple[int, int, list[int]]) -> tuple[Place, Any]:
         step, shard, indices = item
         try:
-            return (step, shard), self.fetch(step, shard, indices)
+            return (step, shard), packed(self.fetch(step, shard, indices))
         except Exception:
             # As a value: what the loader itself raises is then always about its processes.
             info = get_worker_info()

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -23,11 +23,24 @@ from torch.utils.data import DataLoader, IterableDataset
 from holdfast.core.errors import ConfigError
 from holdfast.core.kinds import a_kind
 from holdfast.data.alignment import align_batch
+from holdfast.data.by_value import Packed
 from holdfast.data.fetching import LoaderStart, Place, ShardFetcher
 from holdfast.data.shards import ShardPlan
 from holdfast.data.stuck_loaders import PATIENCE_S, LoaderStacks
 
 _RESTARTS_MAX = 3  # in a row, without a batch in between
+
+
+class BatchLoader(Protocol):
+    """What a step engine has of a loader."""
+
+    def expect(self, upcoming: Iterable[Place]) -> None: ...
+
+    def get(self, step: int, shard: int) -> Any: ...
+
+    def get_here(self, step: int, shard: int, change: Callable[[Any], Any] = ...) -> Any: ...
+
+    def close(self) -> None: ...
 
 
 class ShardLoader:
@@ -95,7 +108,7 @@ class ShardLoader:
         batch: Any = queue.ready.pop(place)
         if isinstance(batch, ExceptionWrapper):
             batch.reraise()  # type: ignore[no-untyped-call]
-        return batch
+        return batch.batch() if isinstance(batch, Packed) else batch
 
     def close(self) -> None:
         """Ends the loader processes. The loader can be used again and starts new ones."""

@@ -216,10 +216,14 @@ def _is_index(value: Any) -> bool:
     return True
 
 
+def tell_epoch(thing: Any, epoch: int) -> None:
+    if callable(set_epoch := getattr(thing, "set_epoch", None)):
+        set_epoch(epoch)
+
+
 def prepare(part: Any, epoch: int, seed: int) -> None:
     """Tell a sampler the epoch, and seed the generators that it holds."""
-    if callable(set_epoch := getattr(part, "set_epoch", None)):
-        set_epoch(epoch)
+    tell_epoch(part, epoch)
     for held in list(getattr(part, "__dict__", {}).values()):
         if isinstance(held, torch.Generator):
             held.manual_seed(seed)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy
 import torch
@@ -19,6 +20,9 @@ from holdfast.core.errors import ConfigError
 from holdfast.data.arrangement import Arrangement
 from holdfast.data.sampling import Order, Sampling
 from holdfast.data.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from holdfast.data.iterables.handed import HandedBatches
 
 _CACHED_EPOCHS = 2  # a prefetching loader looks into the next epoch while this one ends
 
@@ -29,7 +33,7 @@ class ShardPlan:
 
     `order_seed` is the seed of the order, where that is another than `seed`. With `sampling`, an epoch has the samples
     that it gives; of its batches, `batch_size` is the largest in the first epoch. With `arrangement`, the order of an
-    epoch is the dataset's own.
+    epoch is the dataset's own. `handed`: the batches come from an iterable, and no sample has a number.
     """
 
     length: int
@@ -41,6 +45,7 @@ class ShardPlan:
     order_seed: int | None = None
     sampling: Sampling | None = field(default=None, repr=False, compare=False)
     arrangement: Arrangement | None = field(default=None, repr=False, compare=False)
+    handed: HandedBatches | None = field(default=None, repr=False, compare=False)
     _cache: dict[int, Order] = field(default_factory=dict, init=False, repr=False, compare=False)
     _first_steps: list[int] = field(default_factory=lambda: [0], init=False, repr=False, compare=False)  # of epochs
 

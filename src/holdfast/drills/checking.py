@@ -106,7 +106,7 @@ def check(
         _finished(faulty),
         _exact(quiet, faulty, done, lines),
         _steps_once(quiet, faulty),
-        _samples(faulty, indices),
+        _samples(quiet, faulty, indices),
     ]
     verdicts += [_nothing_undone(faulty), _one_view(faulty), *_ledger(faulty, done), *_corruption(faulty, done)]
     verdicts += _validation(quiet, faulty)
@@ -236,7 +236,7 @@ def _was_out(worker: str, before: TraceEntry, after: TraceEntry, views: Mapping[
     return any(worker not in views.get(number, (worker,)) for number in range(before.view + 1, after.view))
 
 
-def _samples(faulty: Outcome, indices: Callable[[int, int], list[int]] | None) -> PromiseVerdict:
+def _samples(quiet: Outcome, faulty: Outcome, indices: Callable[[int, int], list[int]] | None) -> PromiseVerdict:
     """Of each step, whose shards were added up; and which samples those are."""
     name = "every sample once"
     shards = int(faulty.trace.plan.get("shards", 0))
@@ -257,6 +257,9 @@ def _samples(faulty: Outcome, indices: Callable[[int, int], list[int]] | None) -
                 known = f"shards {added} were added up, not each of 0 to {shards - 1} once"
                 return PromiseVerdict(name, False, f"of step {step} {known}")
     text = f"each of the {shards} shards of each step was added up once"
+    if any(entry.ahead for entry in faulty.trace.entries):
+        wrong = _other_samples(quiet, faulty)
+        return PromiseVerdict(name, not wrong, wrong or f"{text}, with the samples that it has in the quiet run")
     plan = faulty.trace.plan
     if whose := plan.get("sampler"):
         whose = "sampler" if whose is True else whose
@@ -265,6 +268,18 @@ def _samples(faulty: Outcome, indices: Callable[[int, int], list[int]] | None) -
         return PromiseVerdict(name, True, text)
     wrong = _uneven(counted.keys(), indices, plan)
     return PromiseVerdict(name, not wrong, wrong or f"{text}, and no sample is twice in an epoch")
+
+
+def _other_samples(quiet: Outcome, faulty: Outcome) -> str:
+    """Of an iterable: the first step whose samples are not those of the quiet run; empty: there is none."""
+    expected = quiet.history()
+    for step, entry in sorted(faulty.history().items()):
+        if step in expected and entry.ahead != expected[step].ahead:
+            return (
+                f"step {step + 1} has other samples than in the quiet run: the iterable does not give the same when it "
+                "is read again, or its position is not exact"
+            )
+    return ""
 
 
 def _uneven(steps: Any, indices: Callable[[int, int], list[int]], plan: Mapping[str, Any]) -> str:

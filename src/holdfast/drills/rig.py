@@ -51,7 +51,9 @@ class Tracer:
         if names != self._names or not self._began:
             self._names, self._began = names, True
             self._write({"names": names, "plan": self._plan()})
-        self._write({"s": step, "t": round(time.time(), 6), "v": view, "d": digests, "c": counted})
+        handed = self._run.plan.handed
+        ahead = {"n": handed.current.digest()} if handed is not None and handed.current is not None else {}
+        self._write({"s": step, "t": round(time.time(), 6), "v": view, "d": digests, "c": counted, **ahead})
         self._flipper.look(step)
 
     def _plan(self) -> dict[str, Any]:
@@ -62,6 +64,8 @@ class Tracer:
         }
         arrangement = plan.arrangement
         words = None if arrangement is None else arrangement.words()
+        if plan.handed is not None:
+            return {**fields, "sampler": "iterable"}
         if words is not None:
             return {**fields, "stream": words}
         if arrangement is not None:

@@ -26,6 +26,7 @@ class TraceEntry:
     view: int
     digests: str  # of all tensors, one after another
     counted: tuple[tuple[str, tuple[int, ...]], ...]
+    ahead: str = ""  # of an iterable: the digest of the samples that the next step has
 
 
 @dataclass
@@ -109,6 +110,7 @@ class TraceReader:
                 self.trace.plan = dict(record["plan"])
                 return None
             counted = tuple((str(member), tuple(map(int, shards))) for member, shards in record["c"])
-            return TraceEntry(worker, int(record["s"]), float(record["t"]), int(record["v"]), str(record["d"]), counted)
+            bits = str(record["d"]), counted, str(record.get("n", ""))
+            return TraceEntry(worker, int(record["s"]), float(record["t"]), int(record["v"]), *bits)
         except (KeyError, TypeError, ValueError, AttributeError):  # torn by a full disk
             return None

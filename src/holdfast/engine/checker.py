@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from holdfast.data.fetching import Place
-from holdfast.data.loader import ShardLoader
+from holdfast.data.loader import BatchLoader
 from holdfast.modes.capture import Collector
 
 
 class Checker(Protocol):
     """Belongs to the thread of the user's loop."""
 
-    def batch(self, loader: ShardLoader, place: Place, *, counts: bool) -> Any:
+    def batch(self, loader: BatchLoader, place: Place, *, counts: bool) -> Any:
         """The batch of a shard. `counts`: it is computed for the step; else only to be compared."""
 
     def collector(

@@ -58,6 +58,7 @@ class Gradients:
         self.counted: dict[int, Shares] = {}  # of the last step that was reduced here: whose shards were added
         self.too_few = (-1, 0, 0)  # the last step that changed nothing, its shards, and how many it would have needed
         self.metrics: dict[str, dict[int, float]] = {}  # of my shards of this step: name -> shard -> value
+        self.ahead = ""  # what I bring for the step after this one: see modes/port.py
         self.gathered: dict[int, str] = {}  # of my shards of this step: what their lines gave to step.gather
         self._me = me
         self._shards = sums.shards
@@ -83,7 +84,7 @@ class Gradients:
         """Shards of this step will be computed, or more of them in another view."""
         self._layout = self._capture.layout()
         if self.sums.step != step:
-            self.metrics, self.gathered = {}, {}
+            self.metrics, self.gathered, self.ahead = {}, {}, ""
         self._arena.set_stamp(view, step)  # before a slot is touched
         self.sums.begin(step, self._layout)
 
@@ -98,7 +99,7 @@ class Gradients:
 
     def say_ready(self, group: Group, message: m.Ready, interrupted: Callable[[], str]) -> list[Gone]:
         """To all, with what I bring; where bulk data follows on the connection, with a mark that it does."""
-        brought = bring(self.sums, self.metrics, dict(self.gathered))
+        brought = bring(self.sums, self.metrics, dict(self.gathered), self.ahead)
         self._notes.setdefault(message.step, {})[self._me] = brought
         path = self._path_in(group, interrupted)
         marked = {peer: peer in path.bulk for peer in group.connections}
@@ -116,6 +117,7 @@ class Gradients:
         assert layout is not None
         notes = self._notes.pop(effect.step)
         path = self._path_in(group, interrupted)
+        ahead = next((notes[member].ahead for member, _ in effect.shards if notes[member].ahead), "")
         count = sum(len(brought) for _, brought in effect.shards)
         shards = None if self._way.whole else tuple(sorted(one for _, brought in effect.shards for one in brought))
         if effect.step in self.passed or count < self._aggregator.least:
@@ -123,7 +125,9 @@ class Gradients:
             self.counted = {}
             if effect.step not in self.passed and count:  # their samples are used up all the same: the run gets on
                 self.too_few = (effect.step, count, self._aggregator.least)
-            self.kept = Kept(effect.step, layout, nothing, frozenset(), {}, lambda: True, shards, effect.over)
+            self.kept = Kept(
+                effect.step, layout, nothing, frozenset(), {}, lambda: True, shards, effect.over, ahead=ahead
+            )
             return path.bulk
         assert not self._way.whole or count == self._shards, f"step {effect.step} has the shards {effect.shards}"
         check_coverage(self.sums.tree, effect.shards, notes)
@@ -131,7 +135,8 @@ class Gradients:
         memory, is_intact = path.reduce(effect.step, layout, group.view.members, notes)
         present, gathered = present_in(layout, notes), all_gathered(notes)
         metrics = metrics_of(notes, self._aggregator)
-        self.kept = Kept(effect.step, layout, memory, present, metrics, is_intact, shards, effect.over, gathered)
+        said = effect.over, gathered, ahead
+        self.kept = Kept(effect.step, layout, memory, present, metrics, is_intact, shards, *said)
         return path.bulk
 
     def judged(self, step: int) -> tuple[Shares, tuple[bool, ...] | None]:

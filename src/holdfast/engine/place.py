@@ -16,7 +16,7 @@ from holdfast.checkpoint.format.owner import Owner
 from holdfast.checkpoint.host_memory.place import memory_directory
 from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
 from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
-from holdfast.core.config import CHANGEABLE, RunConfig
+from holdfast.core.config import CHANGEABLE, HANDED, RunConfig
 from holdfast.core.errors import LedgerUnavailable, NumericsError
 from holdfast.core.options.declaring import option_of
 from holdfast.core.options.run import OFF, REFUSE
@@ -329,8 +329,13 @@ class Place:
     ) -> Machine:
         rules = self.mode.rules()
         rules.even = rules.even or config.rebalance == OFF
-        # Whoever is left behind is one whose shards the others compute: only where a step must have them.
-        late_s = _late_s(self.environment, capture.whole_layout().slot_bytes) if rules.whole else 0.0
+        # Whoever is left behind is one whose shards the others compute: only where a step must have them, and nobody
+        # waits for samples that one of them reads.
+        late_s = (
+            _late_s(self.environment, capture.whole_layout().slot_bytes)
+            if rules.whole and config.order != HANDED
+            else 0.0
+        )
         return Machine(
             self.me,
             shards=config.shards,

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from holdfast.core.errors import ConfigError, Evicted
 from holdfast.core.spending import REDUCING
-from holdfast.data.loader import ShardLoader
+from holdfast.data.loader import BatchLoader
 from holdfast.data.seeding import derive_seed, seed_everything
 from holdfast.data.shards import ShardPlan
 from holdfast.detection.beat import Activity
@@ -107,7 +107,7 @@ class StepEngine:
         worker: Worker,
         *,
         plan: ShardPlan,
-        loader: ShardLoader,
+        loader: BatchLoader,
         capture: GradientCapture,
         loops: Loops,
         guard: Guard,
@@ -129,6 +129,7 @@ class StepEngine:
         self._capture = capture
         self._data = loops.data
         self._losses = loops.losses
+        worker.before_serving = lambda: self._data.serve(worker.machine.me)
         self._guard = guard
         self._misuse = misuse
         self._reporter = Reporter(
@@ -363,11 +364,21 @@ class StepEngine:
         step, worker = self._step(), self._worker
         passed = worker.rewinding.passed
         worker.begin(step.number)
+        self._read_ahead(step.number)
         self._durations_s = []
         shards = self._there(step, directive.shards) if step.number not in passed else ()
         if shards:
             self._expect(step.number)
         self._todo = self._to_compute(step, shards, worker.audits.missing(directive, passed))
+
+    def _read_ahead(self, step: int) -> None:
+        """What the next step needs, if it is this worker's to bring that."""
+        if self.plan.handed is None:
+            return
+        machine = self._worker.machine
+        self._pulse.enter(Activity.LOADING, step)
+        self._worker.gradients.ahead = self._data.ahead(step, machine.me, machine.keepers())
+        self._pulse.enter(Activity.WAITING, step)
 
     def _to_compute(
         self, step: StepState, shards: tuple[int, ...], audited: tuple[int, ...]
@@ -409,6 +420,8 @@ class StepEngine:
         self._pulse.took(REDUCING, began)
         self._pulse.reduced_bytes += kept.memory.nbytes
         passed = step.number in self._worker.rewinding.passed
+        if self.plan.handed is not None:
+            self._data.told(step.number, kept.ahead)
         step.shards = kept.shards
         step.samples = self._data.samples(step.number, kept.shards) if not passed else 0
         step.ends_epoch = self._data.ends_epoch(step.number, kept.shards)

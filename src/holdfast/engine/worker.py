@@ -66,6 +66,7 @@ class Worker:
         self.attendance = attendance
         self.sharing = Sharing(machine, lines.wires.kernel.now)
         self.recorded: Callable[[int], Mapping[str, float]] = lambda step: {}  # outside the shards, at so many steps
+        self.before_serving: Callable[[], None] = lambda: None  # the state is complete when this returns
         self.mailbox = self._mailbox = lines.mailbox
         self.spending = lines.spending
         self.waiting = Waiting(machine, lines.feed, lines.spending)
@@ -376,6 +377,7 @@ class Worker:
 
     def _serve(self, effect: m.Serve) -> None:
         assert self.machine.view is not None
+        self.before_serving()
         self._transfer.serve(self.machine.view, effect)
 
     def _fetch(self, effect: m.Fetch) -> None:

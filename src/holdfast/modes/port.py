@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from holdfast.core.config import RunConfig
+from holdfast.core.errors import ConfigError
 from holdfast.data.shards import ShardPlan
 from holdfast.events import EventLog
 from holdfast.ledger.port import Ledger
@@ -85,6 +86,17 @@ class DataPlan(ABC):
     def steps_left(self, step: int, epochs: int) -> int:
         """Until so many epochs are over, as far as is known; 0: they are. Asked where first_step does not know."""
         raise NotImplementedError
+
+    def ahead(self, step: int, me: str, members: Sequence[str]) -> str:
+        """What this worker brings to the step for the next one; asked where batches are handed on. `members`: those who
+        bring shards, in their order."""
+        return ""
+
+    def told(self, step: int, ahead: str) -> None:
+        """What came of that with the step's mean, the same on all members."""
+
+    def serve(self, me: str) -> None:
+        """The state as it is now is about to be given to a worker that has none."""
 
     def applied(self, shards: Sequence[int] | None) -> None:
         """The step is applied, and its mean was over these shards; None: over all."""
@@ -238,6 +250,16 @@ class Attendance:
 
     def close(self) -> None:
         """The worker leaves, and is about to say so in the ledger. May be called again."""
+
+
+def refuse_handed(plan: ShardPlan) -> None:
+    """For modes in which a step need not be whole, or is not everybody's."""
+    if plan.handed is not None:
+        raise ConfigError(
+            "the dataset is an iterable, which is handed on from step to step, and in this mode workers need not make "
+            "each step together",
+            hint="leave out mode=..., or use a dataset with __len__ and __getitem__, or holdfast.data.Stream",
+        )
 
 
 class Mode(ABC):

@@ -36,7 +36,7 @@ from holdfast.net.proving import BLOCKED
 from holdfast.net.silence import LOOK_S, is_silent
 
 Decode = Callable[[bytearray], tuple[Any, Any]]
-FRAME_BYTES_MAX = 8 * 1024 * 1024
+FRAME_BYTES_MAX = 40 * 1024 * 1024  # of samples that one worker has read for all, most of all
 READ = select.POLLIN | select.POLLRDHUP
 GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 RECEIVE_BYTES = 64 * 1024

@@ -41,6 +41,7 @@ class Brought:
     present: tuple[int, ...] | None  # None: all
     metrics: Mapping[str, Mapping[int, float]]  # name -> shard -> value
     gathered: Mapping[int, str] = field(default_factory=dict)  # shard -> what its lines gave to step.gather
+    ahead: str = ""  # what the next step needs, if it is this member's to bring that: see modes/port.py
 
     def encode(self, *, bulk: bool) -> dict[str, Any]:
         note: dict[str, Any] = {"n": [[start, stop, slot] for (start, stop), slot in self.nodes]}
@@ -50,6 +51,8 @@ class Brought:
             note["m"] = {name: list(values.items()) for name, values in self.metrics.items()}
         if self.gathered:
             note["g"] = list(self.gathered.items())
+        if self.ahead:
+            note["a"] = self.ahead
         if bulk:
             note["bulk"] = 1
         return note
@@ -63,14 +66,14 @@ class Brought:
                 str(name): {int(shard): float(value) for shard, value in values}
                 for name, values in note.get("m", {}).items()
             }
-            gathered = _gathered(note)
+            gathered, ahead = _gathered(note), str(note.get("a", ""))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProtocolError("a peer's note on what it brings makes no sense") from error
         if any(not 0 <= slot < slots for _, slot in nodes):
             raise ProtocolError("a peer named a slot that there is not")
         if present is not None and any(not 0 <= index < tensors for index in present):
             raise ProtocolError("a peer named a tensor that there is not")
-        return cls(nodes, present, metrics, gathered)
+        return cls(nodes, present, metrics, gathered, ahead)
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Kept:
     shards: tuple[int, ...] | None = None  # those that it is the mean of; None: all of the step
     over: str = ""  # a member's script wants no further steps, and why
     gathered: Mapping[int, str] = field(default_factory=dict)  # shard -> what its lines gave to step.gather
+    ahead: str = ""  # what the next step needs
 
     def note(self) -> dict[str, Any]:
         """What a member that is sent the memory must know besides."""
@@ -94,6 +98,8 @@ class Kept:
             note["e"] = self.over
         if self.gathered:
             note["g"] = list(self.gathered.items())
+        if self.ahead:
+            note["a"] = self.ahead
         return note if self.shards is None else {**note, "v": list(self.shards)}
 
     @classmethod
@@ -103,10 +109,10 @@ class Kept:
             present = frozenset(map(int, note["p"]))
             metrics = {str(name): float(value) for name, value in note["m"].items()}
             shards = tuple(map(int, note["v"])) if "v" in note else None
-            over, gathered = str(note.get("e", "")), _gathered(note)
+            over, gathered, ahead = str(note.get("e", "")), _gathered(note), str(note.get("a", ""))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError("a peer's note on a result makes no sense") from error
-        return cls(step, layout, memory, present, metrics, lambda: True, shards, over, gathered)
+        return cls(step, layout, memory, present, metrics, lambda: True, shards, over, gathered, ahead)
 
 
 class Path(Protocol):
@@ -131,10 +137,12 @@ def _gathered(note: Any) -> dict[int, str]:
     return {int(shard): str(text) for shard, text in note.get("g", ())}
 
 
-def bring(sums: Sums, metrics: Mapping[str, Mapping[int, float]], gathered: Mapping[int, str] | None = None) -> Brought:
+def bring(
+    sums: Sums, metrics: Mapping[str, Mapping[int, float]], gathered: Mapping[int, str] | None = None, ahead: str = ""
+) -> Brought:
     assert sums.layout is not None
     whole = len(sums.present) == len(sums.layout.shapes)
-    return Brought(tuple(sums.nodes()), None if whole else tuple(sorted(sums.present)), metrics, gathered or {})
+    return Brought(tuple(sums.nodes()), None if whole else tuple(sorted(sums.present)), metrics, gathered or {}, ahead)
 
 
 def present_in(layout: Layout, brought: Mapping[str, Brought]) -> frozenset[int]:

@@ -18,7 +18,7 @@ import xxhash
 
 from holdfast.core.errors import ConfigError
 from holdfast.data.fetching import Place
-from holdfast.data.loader import ShardLoader
+from holdfast.data.loader import BatchLoader
 from holdfast.engine.api.run import Run
 from holdfast.modes.capture import Collector
 from holdfast.script_check.batches import described, misplaced
@@ -75,7 +75,7 @@ class Recomputing:
 
     # ---- around a shard
 
-    def batch(self, loader: ShardLoader, place: Place, *, counts: bool) -> Any:
+    def batch(self, loader: BatchLoader, place: Place, *, counts: bool) -> Any:
         if counts:
             current = self._run.engine.current
             self._begin(current.number if current is not None else place[0])

@@ -7,7 +7,7 @@ How a value looks in the tree:
         {"d": [[key, value], …]}  dict     {"c": [[key, count], …]}  Counter    {"t": […]}        tuple
         {"o": [[key, value], …]}  OrderedDict        {"D.float": [[key, value], …]}  defaultdict(float)
         {"f": "7ff8000000000000"} float    {"i": "0x…"}              large int  {"n": [dtype, hex]}  numpy scalar
-        {"T": 3}  tensor number 3          {"a": 4}  the same, as a numpy array
+        {"T": 3}  tensor number 3          {"a": 4}  the same, as a numpy array     {"b": "aGk="}  bytes
         {"dtype": "bfloat16"}              {"device": "cuda:0"}                 {"size": [2, 3]}
 
 Owns nothing; pure apart from reading tensors. Local misuse is a ConfigError with the value's path; bytes from
@@ -16,6 +16,7 @@ elsewhere that no encoder writes are a ProtocolError.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import struct
@@ -41,7 +42,7 @@ _FACTORIES = {kind.__name__: kind for kind in (int, float, str, bool, list, dict
 _TORCH_DTYPES = {dtype_name(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 # Two C types may share a name; the usual one is numpy's default, and comes last here.
 _NUMPY_DTYPES = {dtype.name: dtype for dtype in map(numpy.dtype, "GgqQlLiIhHbB?efdFD")}
-_HINT = "a state_dict may hold dicts, lists, tuples, numbers, strings, None, tensors and numpy values"
+_HINT = "a state_dict may hold dicts, lists, tuples, numbers, strings, bytes, None, tensors and numpy values"
 
 
 def flatten(value: Any, *, sort: bool = False, path: str = "state") -> tuple[Tree, list[torch.Tensor]]:
@@ -97,6 +98,8 @@ class _Encoder:
         if kind in (list, tuple):
             items = [self.encode(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
             return items if kind is list else {"t": items}
+        if kind is bytes:
+            return {"b": base64.b64encode(value).decode()}
         if kind is torch.Size:
             return {"size": list(value)}
         if isinstance(value, (numpy.generic, numpy.ndarray)):
@@ -218,6 +221,8 @@ def _decode_scalar(tag: str, body: Any) -> Any:
         if len(raw) != dtype.itemsize:
             raise ProtocolError(f"not a numpy scalar: {body!r:.80}")
         return numpy.frombuffer(raw, dtype)[0]
+    if tag == "b":
+        return base64.b64decode(body, validate=True)
     if tag == "dtype":
         return _TORCH_DTYPES[body]
     if tag == "device":

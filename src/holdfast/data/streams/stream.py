@@ -25,6 +25,7 @@ from holdfast.data.arrangement import Arranged, Arrangement
 from holdfast.data.streams.block_order import BlockOrder, Numbers
 from holdfast.data.streams.index_files import kept_index, temporary_index
 from holdfast.data.streams.packing import DocumentLengths, Packing
+from holdfast.data.streams.parquet import Parquet
 from holdfast.data.streams.sources import Lines, Source, Tar
 
 _BLOCKS = 64  # of a window, unless it is said otherwise: so many places of the data it has samples from
@@ -33,7 +34,6 @@ _DOCUMENTS = 32  # decoded ones that are kept: neighbouring sequences have piece
 _INSTEAD = {
     ".npy": "holdfast.data.Tokens(path, length=...)",
     ".bin": 'holdfast.data.Tokens(path, length=..., dtype="uint16")',
-    ".parquet": "a class with __len__, read(number) and identity, over the rows of its row groups",
     ".gz": "the file without compression, in which a sample can be read by itself (gunzip)",
     ".zst": "the file without compression, in which a sample can be read by itself (unzstd)",
     ".tgz": "the file without compression, in which a sample can be read by itself (gunzip)",
@@ -43,10 +43,10 @@ _INSTEAD = {
 class Stream(Dataset[Any], Arranged):
     """`sources`: paths, with * for several, and sources such as holdfast.data.Tokens; or a list of these.
 
-    A path is of a tar file if it ends so, and of a file with a sample a line otherwise. `decode` makes of what the
-    source gives what the training needs. Samples are shuffled in windows of at most `shuffle_buffer`, which come from
-    blocks of `block` neighbours; 0 leaves them as they are. With `pack`, decode gives a document's tokens, and a sample
-    is `pack` of them. `index` is a directory for the indices, which are kept beside the data else.
+    A path is of a tar or a Parquet file if it ends so, and of a file with a sample a line otherwise. `decode` makes of
+    what the source gives what the training needs. Samples are shuffled in windows of at most `shuffle_buffer`, which
+    come from blocks of `block` neighbours; 0 leaves them as they are. With `pack`, decode gives a document's tokens,
+    and a sample is `pack` of them. `index` is a directory for the indices, which are kept beside the data else.
     """
 
     def __init__(
@@ -68,12 +68,20 @@ class Stream(Dataset[Any], Arranged):
         self._sources = list(_opened(sources, self._index))
         self._decode = decode
         self._window = shuffle_buffer
-        self._block = max(1, shuffle_buffer // _BLOCKS) if block is None else block
+        self._block = self._block_of(shuffle_buffer) if block is None else block
+        for source in self._sources:
+            if isinstance(source, Parquet):
+                source.keep(-(-max(1, shuffle_buffer) // self._block) + 1)
         self._ends = list(accumulate(len(source) for source in self._sources))
         self._pack = pack
         self._lengths = None if pack is None else DocumentLengths([self._measured(one) for one in self._sources])
         self._documents: dict[int, Any] = {}
         self._in_line = None if pack is None else self._packing(self._order(0, shuffle=False))
+
+    def _block_of(self, shuffle_buffer: int) -> int:
+        """As much as its sources read at once; or so much that a window has samples from many places."""
+        read_at_once = max((getattr(source, "block", 1) for source in self._sources), default=1)
+        return max(1, shuffle_buffer // _BLOCKS, read_at_once)
 
     def __len__(self) -> int:
         if self._pack is not None and self._lengths is not None:
@@ -195,7 +203,10 @@ def _opened(given: Any, index: Path | None) -> Iterator[Source]:
                 raise ConfigError(
                     f"{path} is not a file of lines or a tar file", hint=f"give Stream {_INSTEAD[path.suffix]}"
                 )
-            yield (Tar if path.suffix == ".tar" else Lines)(path, index=index)
+            if path.suffix == ".parquet":
+                yield Parquet(path)
+            else:
+                yield (Tar if path.suffix == ".tar" else Lines)(path, index=index)
     elif hasattr(given, "read") and hasattr(given, "identity") and hasattr(given, "__len__"):
         yield given
     elif isinstance(given, Sequence | Iterator) and not isinstance(given, bytes):

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from holdfast.core.config import RunConfig
 from holdfast.core.errors import ConfigError
 from holdfast.core.kinds import a_kind
-from holdfast.data.arrangement import Arranged
-from holdfast.data.sampling import Sampling
-from holdfast.data.shards import ShardPlan
+from holdfast.data.iterables.reader import is_iterable
 from holdfast.state.extras import Stateful
 from holdfast.state.naming import named_parameters
 from holdfast.state.optimizer import Optimizers, by_name, described
@@ -210,6 +206,8 @@ def check_extras(extras: Any, model: torch.nn.Module, optimizers: Optimizers) ->
 
 def check_dataset(dataset: Any, *, shards: int) -> int:
     """How many samples it has, for join."""
+    if is_iterable(dataset):
+        return 0
     if isinstance(dataset, torch.utils.data.DataLoader):
         raise ConfigError(
             "the dataset is a DataLoader, and join makes the batches itself", hint=_instead_of(dataset, shards)
@@ -222,7 +220,7 @@ def length_of(dataset: Any) -> int:
     kind = a_kind(dataset)
     if isinstance(dataset, torch.utils.data.IterableDataset):
         raise ConfigError(
-            "an iterable dataset has no positions, so nobody else could compute a lost worker's shards",
+            f"{kind} is an iterable dataset, whose samples have no numbers by which they could be spread over workers",
             hint="use a map-style dataset with __len__ and __getitem__, or holdfast.data.Stream over its files",
         )
     if isinstance(dataset, type):
@@ -266,35 +264,6 @@ def check_generator(generator: Any) -> int | None:
             hint="generator=torch.Generator().manual_seed(...)",
         )
     return generator.initial_seed()
-
-
-def planned(
-    config: RunConfig, dataset: Any, batch_size: int | None, sampler: Any, batch_sampler: Any
-) -> tuple[RunConfig, ShardPlan]:
-    """Which samples are in which shard, and the run's settings with the order that a sampler or a stream gives them."""
-    if sampler is not None and batch_sampler is not None:
-        raise ConfigError(
-            "join got a sampler and a batch_sampler", hint="a batch_sampler has its own: leave out sampler"
-        )
-    if batch_sampler is not None and (batch_size is not None or config.drop_last):
-        both = f"batch_size={batch_size!r}" if batch_size is not None else "drop_last=True"
-        raise ConfigError(
-            f"join got {both}, and a batch_sampler that says how large each batch is",
-            hint=f"leave out {both.partition('=')[0]}",
-        )
-    sampling = arrangement = None
-    seed = config.seed if config.order_seed is None else config.order_seed
-    given = sampler if batch_sampler is None else batch_sampler
-    if given is not None:
-        batches = batch_sampler is not None
-        sampling = Sampling(given, length=config.length, seed=seed, shards=config.shards, batches=batches)
-        largest = sampling.largest if batches else config.batch_size
-        config = replace(config, order=sampling.digest, batches=batches, batch_size=largest)
-    elif isinstance(dataset, Arranged):
-        arrangement = dataset.arranged(seed, shuffle=config.shuffle)
-        config = replace(config, order=arrangement.digest)
-    cut = {one.name: getattr(config, one.name) for one in fields(ShardPlan) if hasattr(config, one.name)}
-    return config, ShardPlan(**cut, sampling=sampling, arrangement=arrangement).validate()
 
 
 def _check_columns(dataset: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from holdfast.byzantine.rules.port import Rule
 from holdfast.checkpoint.settings import Checkpoints, CheckpointSettings
 from holdfast.core.config import RunConfig
-from holdfast.data.loader import ShardLoader
+from holdfast.data.loader import BatchLoader
 from holdfast.data.sampling import Given
 from holdfast.data.shards import ShardPlan
 from holdfast.engine.api.alone import answers_mistakes_in_a_sentence
@@ -25,9 +25,9 @@ from holdfast.engine.api.inputs import (
     check_model,
     check_optimizers,
     doubts_about,
-    planned,
 )
 from holdfast.engine.api.old_names import tells_new_names
+from holdfast.engine.api.planning import loader_of, planned, samples_of_step
 from holdfast.engine.api.process_edge import ProcessEdge, check_free
 from holdfast.engine.api.run import Run
 from holdfast.engine.first_look import FirstLook
@@ -105,7 +105,7 @@ def join(
     told, said = _told(environment), Checkpoints.of(checkpoint)
     saving = told.with_script(said).validate()
     config = RunConfig(
-        batch_size=batch_size if batch_sampler is None else shards,  # type: ignore[arg-type]
+        batch_size=samples_of_step(batch_size, batch_sampler, dataset, shards),
         shards=shards,
         seed=seed,
         length=check_dataset(dataset, shards=shards),
@@ -128,7 +128,7 @@ def join(
         "prefetch_factor": prefetch_factor,
         "worker_init_fn": worker_init_fn,
     }
-    loader = ShardLoader(dataset, plan, collate_fn=collate_fn, **ahead)
+    loader = loader_of(dataset, plan, collate_fn, **ahead)
     _prepare(model, extras, config.threads, environment)
     check_servers(environment, mode, tables=bool(tables_of(model)))
     place = Place(environment, fingerprint(), mode)
@@ -149,7 +149,7 @@ class Training:
     _: KW_ONLY
     capture: GradientCapture
     plan: ShardPlan
-    loader: ShardLoader
+    loader: BatchLoader
     saving: CheckpointSettings
 
 
@@ -161,6 +161,8 @@ def take_part(place: Place, training: Training, config: RunConfig) -> Run:
     travels = {**extras, LOOPS: loops}
     holder = Holder(model, optimizer, travels, buffers=capture.buffers)
     place.agree(config)
+    if plan.handed is not None:
+        plan.handed.warns(lambda text: place.events.write("warning", text=text))
     parts = TrainingParts(
         me=place.me,
         model=model,

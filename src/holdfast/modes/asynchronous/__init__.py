@@ -15,7 +15,7 @@ from holdfast.data.shards import ShardPlan
 from holdfast.modes.asynchronous.attendance import ServedAttendance
 from holdfast.modes.asynchronous.given_steps import GivenSteps
 from holdfast.modes.asynchronous.rules import OwnSteps
-from holdfast.modes.port import Mode, TrainingParts
+from holdfast.modes.port import Mode, TrainingParts, refuse_handed
 from holdfast.servers.codecs import codec_of
 
 
@@ -50,6 +50,7 @@ class Async(Mode):
             codec_of(self.compress)
 
     def check(self, config: RunConfig, plan: ShardPlan) -> None:
+        refuse_handed(plan)
         if config.non_finite == "rewind" or config.spike:
             what = "non_finite='rewind' goes" if config.non_finite == "rewind" else "spike= judges by steps and goes"
             raise ConfigError(

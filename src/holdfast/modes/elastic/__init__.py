@@ -15,7 +15,7 @@ from holdfast.data.shards import ShardPlan
 from holdfast.modes.elastic.quorum import QuorumAttendance
 from holdfast.modes.elastic.rules import ElasticRules, EvenElasticRules, QuorumRules
 from holdfast.modes.elastic.units import UnitsInLine
-from holdfast.modes.port import Attendance, TrainingParts
+from holdfast.modes.port import Attendance, TrainingParts, refuse_handed
 from holdfast.modes.robust import WithRule
 
 
@@ -33,6 +33,7 @@ class Elastic(WithRule):
 
     def check(self, config: RunConfig, plan: ShardPlan) -> None:
         self.check_rule(config)
+        refuse_handed(plan)
         if config.non_finite == "rewind":
             raise ConfigError(
                 "non_finite='rewind' passes steps by their number, and in elastic mode that does not say which data",
