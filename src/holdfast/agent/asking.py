@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 
 from holdfast.core.errors import ConfigError, ProtocolError
 from holdfast.core.words import (
+    EVERY_START,
     KEY_DEAD,
     KEY_DEAD_SERVERS,
     KEY_HOSTS,
@@ -33,8 +34,6 @@ from holdfast.placement.directory import RunDirectory
 from holdfast.placement.ledger import open_ledger
 from holdfast.placement.proc import FoundProcess, find_workers, process_started
 from holdfast.servers.log_codec import decode_configuration
-
-EVERY_START = 1 << 30  # of a server: all processes that it has had, and will have
 
 
 @contextmanager
