@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", os.fspath(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", os.fspath(disk)]
     try:
         subprocess.run(mount, check=True, capture_output=True, timeout=10)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -45,7 +45,8 @@ def fill(disk: Path) -> Path:
 
 
 def test_a_full_disk_under_all_logs_acknowledges_nothing_and_loses_nothing(small_disk: Path) -> None:
-    with Fleet(3, replicas=3, durable=small_disk) as fleet, busy(fleet) as accounts:
+    fleet_on_it = Fleet(3, replicas=3, durable=small_disk)
+    with fleet_on_it as fleet, busy(fleet, slices=2, pushes_max=4000, pace_s=0.03) as accounts:
         filler = fill(small_disk)
         said = lambda: [path.read_text() for path in fleet.directory.glob("s*.log")]  # noqa: E731
         fleet.wait_for(lambda: any("is full: No space left on device" in text for text in said()), "it is said")
