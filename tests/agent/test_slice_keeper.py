@@ -9,6 +9,7 @@ import pytest
 from holdfast.agent.servers.slice_keeper import LOST_S, SliceKeeper
 from holdfast.agent.servers.slowness import Finding
 from holdfast.core.words import (
+    EVERY_START,
     KEY_DEAD_SERVERS,
     KEY_LEAVING,
     KEY_SERVERS,
@@ -32,11 +33,11 @@ SILENT_S = 300.0
 class Agent:
     """A keeper that hears everything, as the agent's watch has it."""
 
-    def __init__(self, ledger: MemoryLedger, host: str = "a") -> None:
+    def __init__(self, ledger: MemoryLedger, host: str = "a", *, keeps: bool = False) -> None:
         self.ledger = ledger
         self.told: list[tuple[str, dict[str, Any]]] = []
         tell = lambda kind, **fields: self.told.append((kind, fields))  # noqa: E731
-        self.keeper = SliceKeeper(ledger.another(), tell, pytest.fail, 0, host, SILENT_S)
+        self.keeper = SliceKeeper(ledger.another(), tell, pytest.fail, 0, host, SILENT_S, keeps=keeps)
         self._known: dict[str, bytes] = {}
 
     def hear(self, now: float = 0.0) -> SliceKeeper:
@@ -164,3 +165,33 @@ def test_a_server_that_leaves_has_slices_until_another_has_them_or_nobody_could(
     assert target is not None and Target.decode(target.value) == Target(("s0.1@b",))
     place(ledger, "parameters/0", "s0.1@b", epoch=2)
     assert not agent.hear().has_slices_on(["s0.1@a"])
+
+
+def test_on_disks_only_those_count_as_lost_that_come_back_without() -> None:
+    ledger = MemoryLedger()
+    agent = Agent(ledger, keeps=True)
+    serve(ledger, "s0@a", "s0@b", "s0@c")
+    place(ledger, "parameters/0", "s0@a", "s0@b", "s0@c")
+    for server in ("s0@a", "s0@b", "s0@c"):
+        end(ledger, server, seen=True)
+    agent.hear(0.0).lost(0.0)
+    assert not agent.hear(1e6).lost(1e6), "they may be switched on again"
+    serve(ledger, "s0.2@a", "s1@b")
+    agent.hear(1e6).lost(1e6)
+    assert not agent.keeper.lost(2e6), "b has another server besides"
+    serve(ledger, "s0.4@b", "s0@c")
+    assert not agent.hear(2e6).lost(2e6), "not at once"
+    assert agent.keeper.lost(2e6 + LOST_S + 1) == ["parameters/0"], "two disks of three are gone"
+
+
+def test_a_host_with_disks_that_is_given_up_is_waited_for_no_more() -> None:
+    ledger = MemoryLedger()
+    agent = Agent(ledger, keeps=True)
+    serve(ledger, "s0@a")
+    place(ledger, "parameters/0", "s0@a", "s0@b", "s0@c")
+    agent.hear(0.0).lost(0.0)
+    assert not agent.hear(1e6).lost(1e6)
+    for server in ("s0@b", "s0@c"):
+        ledger.put(KEY_DEAD_SERVERS + server, encode_json({"start": EVERY_START}))
+    agent.hear(1e6).lost(1e6)
+    assert agent.keeper.lost(1e6 + LOST_S + 1) == ["parameters/0"]

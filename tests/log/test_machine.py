@@ -18,6 +18,7 @@ from holdfast.log.messages import (
     Fenced,
     HandOver,
     Heard,
+    LedgerReached,
     LedgerSaw,
     Opened,
     Propose,
@@ -458,6 +459,37 @@ def test_a_log_that_the_snapshot_has_replaced_is_let_go() -> None:
     old = tuple(Entry(1, index, Opened("a")) for index in range(1, 8))
     machine = ReplicaMachine("b", DURABLE, now=0.0, stored=Stored(Snapshot(End(2, 5)), old))
     assert machine.copy.end == End(2, 5)
+
+
+# ---- a ledger that does not answer
+
+
+def test_without_the_ledger_nobody_seals_the_epoch_of_a_primary_that_may_come_back() -> None:
+    story = led()
+    for name in story.machines:
+        story.happens(name, LedgerReached(False))
+    story.pass_time(3.0, lost=("a",))
+    assert not story.heard(Propose), "nobody could take it"
+    story.push("a", 1, "x")
+    story.pass_time(0.5)
+    assert story.acknowledged() == ["x"] and story.ledger[0].epoch == 1
+    for name in story.machines:
+        story.happens(name, LedgerReached(True))
+    story.pass_time(3.0, lost=("a",))
+    assert story.ledger[0].epoch == 2 and story.ledger[0].primary != "a"
+
+
+# ---- what is left over
+
+
+def test_one_that_is_no_replica_and_that_nobody_adds_has_nothing_to_keep() -> None:
+    story = led(outside=("d",))
+    machine = story["d"]
+    assert not machine.is_left_over(story.now + 1.0), "it may be being added"
+    assert machine.is_left_over(story.now + machine.rules.change_timeout_s + 1.0)
+    assert not story["b"].is_left_over(story.now + 1e6), "a replica keeps what it has"
+    story.happens("d", Heard("b", Seal(7, True)))
+    assert not machine.is_left_over(story.now + 1e6), "an epoch that the ledger has not shown may have it"
 
 
 # ---- disks that fail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -112,6 +113,40 @@ def test_without_a_checkpoint_the_loss_of_all_servers_ends_the_run_with_a_senten
     assert "and there is no checkpoint" in run.output
     assert not run.events("resumed") and not run.events("finished"), "nothing is pretended"
     wait_for(lambda: not run.servers() and not run.living(), "nobody to be left behind")
+
+
+@pytest.mark.timeout(400)
+def test_servers_whose_disks_are_gone_come_back_as_others(run: Run) -> None:
+    """One: the others make up for it. A majority: nobody could say what was acknowledged, and the checkpoint counts."""
+    disks, script = run.directory.path / "servers", (SCRIPT, "--steps", "100000", "--shard-s", "0.05")
+    options = ("--workers", "1", "--servers", "3", "--durable", "disk", "--save-every", "15")
+    agent = run.agent(*options, script=script)
+    wait_for(lambda: run.stepping("w0.1"), "steps", 90.0)
+    assert set(run.servers()) == {path.name for path in disks.iterdir()} == {"s0", "s1", "s2"}
+    kept = run.servers()["s1"]
+    os.kill(kept, signal.SIGKILL)
+    wait_for(lambda: run.servers().get("s1", kept) != kept, "one with its disk under its name", 60.0)
+    shutil.rmtree(disks / "s0")
+    os.kill(run.servers()["s0"], signal.SIGKILL)
+    wait_for(lambda: "s0.2" in run.servers(), "one without to come back under another", 60.0)
+    expected = {"s0.2", "s1", "s2"}
+    wait_for(lambda: all(set(one.replicas) == expected for one in slices(run).values()), "it to be added", 90.0)
+    assert not run.events("slices_lost")
+    known = len(run.events("checkpoint"))
+    wait_for(lambda: run.events("checkpoint")[known:], "a checkpoint", 90.0)
+    for name in ("s0.2", "s1"):
+        shutil.rmtree(disks / name)
+        os.kill(run.servers()[name], signal.SIGKILL)
+    lost = wait_for(lambda: run.events("slices_lost"), "the loss to be noticed", 60.0)[0]
+    wait_for(lambda: run.events("resumed"), "training to go on from the checkpoint", 90.0)
+    assert run.events("resumed")[0]["step"] == lost["step"]
+    went_on = time.time()
+    wait_for(lambda: len(slices(run)) > 1, "slices to be there again", 60.0)
+    assert not expected & {path.name for path in disks.iterdir()}, "what was on disk is not gone on with"
+    later = lambda: [one for one in run.events("progress") if one["t"] > went_on and one["step"] > lost["step"]]  # noqa: E731
+    wait_for(lambda: len(later()) > 1, "steps after it", 60.0)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(timeout=60) == 143, run.output
 
 
 def test_a_slow_server_leads_nothing_and_a_hung_one_is_replaced(run: Run) -> None:

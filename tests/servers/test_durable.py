@@ -11,7 +11,7 @@ from holdfast.core.errors import StorageUnavailable
 from holdfast.log import messages as m
 from holdfast.log.configuration import End
 from holdfast.log.segments import Segments
-from holdfast.servers.durable import DurableSlices, OnDisk
+from holdfast.servers.durable import REMOVED, DurableSlices, OnDisk
 from holdfast.servers.replicated import Payload
 
 NAME = "parameters/0"
@@ -31,9 +31,7 @@ class Disk:
         self.slices.store(NAME, effect, lambda update: payload, lambda: None)
 
     def hear(self) -> m.Event | None:
-        news = self.said.get(timeout=10)
-        self.slices.heard(news)
-        return news.event
+        return self.slices.heard(self.said.get(timeout=10))
 
 
 def test_entries_promises_and_snapshots_are_found_again(tmp_path: Path) -> None:
@@ -88,3 +86,27 @@ def test_after_a_failure_nothing_is_stored_until_it_was_heard_of(
     assert disk.hear() == m.Persisted(4)
     disk.slices.close()
     assert [entry.index for entry in Disk(tmp_path).slices.find(NAME).stored.entries] == [1]
+
+
+def test_a_slice_that_is_removed_leaves_nothing_and_says_nothing_to_the_one_after_it(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.write(1, 1)
+    disk.write(2, 2)
+    disk.slices.remove(NAME)
+    disk.slices.start()
+    assert [disk.hear(), disk.hear()] == [None, None], "stored, and nobody is left to be told"
+    disk.write(1, 1)
+    assert disk.hear() == m.Persisted(1), "of a replica that came after"
+    disk.slices.close()
+    assert [entry.index for entry in Disk(tmp_path).slices.find(NAME).stored.entries] == [1]
+
+
+def test_what_was_being_deleted_when_the_server_ended_is_no_slice(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.write(1, 1)
+    disk.slices.start()
+    assert disk.hear() == m.Persisted(1)
+    disk.slices.close()
+    path = next(tmp_path.iterdir())
+    path.rename(path.with_name(REMOVED + path.name))
+    assert Disk(tmp_path).slices.names() == [] and not list(tmp_path.iterdir())

@@ -15,8 +15,8 @@ from tests.harness.servers.fleet import Fleet
 
 
 @contextmanager
-def busy(fleet: Fleet, *, slices: int = 3) -> Iterator[Accounts]:
-    accounts = Accounts(fleet, slices=slices, pushes_max=20_000)
+def busy(fleet: Fleet, *, slices: int = 3, pushes_max: int = 20_000, pace_s: float = 0.005) -> Iterator[Accounts]:
+    accounts = Accounts(fleet, slices=slices, pushes_max=pushes_max, pace_s=pace_s)
     try:
         accounts.start(workers=2, readers=1)
         fleet.wait_for(lambda: len(accounts.acknowledged) >= 10, "updates are acknowledged")

@@ -224,7 +224,7 @@ class Agent:
             return  # whether there is one is not known now
         self._reporter.tell("slices_lost", slices=lost, **({"step": saved} if saved is not None else {}))
         if saved is None:
-            self._policy.stop_at_once(f"all replicas of {', '.join(lost)} are lost, and there is no checkpoint", 1)
+            self._policy.stop_at_once(f"too few replicas of {', '.join(lost)} are left, and there is no checkpoint", 1)
         else:
             self._parts.serving.start_over(saved)
 

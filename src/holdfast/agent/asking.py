@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 
 from holdfast.core.errors import ConfigError, ProtocolError
 from holdfast.core.words import (
+    EVERY_START,
     KEY_DEAD,
     KEY_DEAD_SERVERS,
     KEY_HOSTS,
@@ -34,8 +35,6 @@ from holdfast.placement.ledger import SERVED, open_ledger
 from holdfast.placement.proc import FoundProcess, find_workers, process_started
 from holdfast.servers.log_codec import decode_configuration
 from holdfast.trust.keys import load_keys
-
-EVERY_START = 1 << 30  # of a server: all processes that it has had, and will have
 
 
 @contextmanager

@@ -40,6 +40,7 @@ KEY_TARGETS = "slice-target/"  # + name: who should; the slice's primary sees to
 KEY_LEAVING = "leaving-server/"  # + id: {}: its host leaves the run; its slices move to others first
 KEY_SLOW_SERVERS = "slow-server/"  # + id: {"by": host, "times": ..., "reason": ...}: others lead its slices
 KEY_STARTED_OVER = "started-over"  # {"number": N, "step": S}: slices were lost N times, and all began anew from step S
+EVERY_START = 1 << 30  # of a server that is given up: all processes that it has had, and will have
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from holdfast.log.configuration import Configuration
 from holdfast.log.leading import Leading
 from holdfast.log.log_copy import LogCopy
 from holdfast.log.messages import (
+    STORES_NO_MORE,
     AddReplica,
     Append,
     Appended,
@@ -33,6 +34,7 @@ from holdfast.log.messages import (
     FetchSnapshot,
     HandOver,
     Heard,
+    LedgerReached,
     LedgerSaw,
     Mismatch,
     Offer,
@@ -91,6 +93,7 @@ class ReplicaMachine:
         self._sealing: set[str] = set()  # who is told where the log ends, once the promise is stored
         self._fetching: tuple[str, Snapshot] | None = None
         self._relayed_at = now
+        self._ledger_answers = True
         self._messages: dict[type, Callable[..., list[Effect]]] = {
             Append: self._append,
             Appended: self._appended,
@@ -113,6 +116,7 @@ class ReplicaMachine:
             SnapshotFetched: self._fetched,
             SnapshotFailed: self._snapshot_failed,
             Exited: self._exited,
+            LedgerReached: self._ledger_reached,
             WorkerGone: self._worker_gone,
             AddReplica: self._wished,
             RemoveReplica: self._wished,
@@ -138,6 +142,17 @@ class ReplicaMachine:
     @property
     def is_member(self) -> bool:
         return self.configuration is not None and self.me in self.configuration.replicas
+
+    def is_left_over(self, now: float) -> bool:
+        """It is no replica by the newest epoch that it has heard of, and nobody has been adding it for a long time.
+
+        What it has counts for nothing: an epoch counts anew what its replicas confirm.
+        """
+        known = self.configuration
+        newest = max(self.epoch, self.copy.promised, self.copy.end.epoch)
+        if known is None or self.me in known.replicas or newest > known.epoch:
+            return False
+        return now - self._heard_at > self.rules.change_timeout_s
 
     def waits_for(self, now: float) -> str:
         """What this replica waits for, if for anything."""
@@ -296,7 +311,7 @@ class ReplicaMachine:
         return effects + self._report(now)
 
     def _store_failed(self, event: StoreFailed, now: float) -> list[Effect]:
-        effects: list[Effect] = [Tell("store no more for now", event.reason)]
+        effects: list[Effect] = [Tell(STORES_NO_MORE, event.reason)]
         self.copy.not_stored(now)
         self._verified = min(self._verified, self.copy.end.index)
         self._confirm_when_stored = False
@@ -420,6 +435,11 @@ class ReplicaMachine:
         self._release_if_exited(now)
         return self._tick(Tick(), now)
 
+    def _ledger_reached(self, event: LedgerReached, now: float) -> list[Effect]:
+        """The next epoch needs the ledger. Who sealed this one without would stop a primary that may be back soon."""
+        self._ledger_answers = event.answers
+        return []
+
     def _tick(self, event: Tick, now: float) -> list[Effect]:
         effects: list[Effect] = []
         failed_at = self.copy.store_failed_at
@@ -428,7 +448,7 @@ class ReplicaMachine:
         if self.configuration is None or self.configuration.epoch != self.epoch or not self.is_member:
             return effects
         if self.leading is not None:
-            if self.leading.is_abandoned(now):
+            if self._ledger_answers and self.leading.is_abandoned(now):
                 reason = f"no majority has confirmed epoch {self.epoch} for {self.rules.abandon_s:g} s"
                 return effects + self._step_down(reason) + self._stand(now, reason, released=True)
             return effects
@@ -455,6 +475,6 @@ class ReplicaMachine:
         if self._released_at is not None and now - self._released_at >= rank * self.rules.stagger_s:
             return self._stand(now, f"{primary} has ended or resigned", released=True)
         silent_s = now - self._heard_at
-        if silent_s < self.rules.suspect_after_s(rank):
+        if silent_s < self.rules.suspect_after_s(rank) or not self._ledger_answers:
             return []
         return self._stand(now, f"{primary} was not heard for {silent_s:.2f} s", released=False)

@@ -15,6 +15,9 @@ NOTHING = End(0, 0)
 # ---- what a log consists of
 
 
+STORES_NO_MORE = "store no more for now"  # what a replica decides whose disk has failed or is full
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """Sequences of a worker's incarnation begin at 1. Incarnations of a worker's name only grow.
@@ -249,6 +252,13 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerReached:
+    """Whether the ledger answers. It may be wrong: nothing hangs on it but when the next epoch is sought."""
+
+    answers: bool
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerGone:
     worker: str
     incarnation: int
@@ -298,6 +308,7 @@ Event = (
     | SnapshotFetched
     | SnapshotFailed
     | Exited
+    | LedgerReached
     | WorkerGone
     | Wish
     | StopAdding

@@ -321,5 +321,5 @@ def _trouble(directory: Path, error: OSError) -> StorageError:
 def _damage(path: Path, what: str) -> IntegrityError:
     return IntegrityError(
         f"{path} is damaged: {what}",
-        hint="the disk or another program changed it; remove the directory, and the server starts as a new replica",
+        hint="the disk or another program changed it; remove all of the server's directory: it starts as a new replica",
     )

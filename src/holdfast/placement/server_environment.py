@@ -10,13 +10,18 @@ from typing import get_type_hints
 
 from holdfast.core.errors import ConfigError
 from holdfast.placement.environment import LEDGER_SOCKET, variable
+from holdfast.placement.server_disks import SERVER_DISKS
 
 SERVER = variable("server")
+ALWAYS_EMPTY = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerEnvironment:
-    """`start`: how many processes this server's name has had, with this one."""
+    """`start`: how many processes this server's name has had, with this one.
+
+    `started_over`: how often slices had been lost when its disk was begun; ALWAYS_EMPTY: it has none.
+    """
 
     run_dir: Path
     server: str
@@ -28,7 +33,7 @@ class ServerEnvironment:
     listen: str
     advertise: str
     lease_s: float
-    durable: str
+    started_over: int
 
     @property
     def run(self) -> str:
@@ -37,6 +42,11 @@ class ServerEnvironment:
     @property
     def ledger_socket(self) -> Path:
         return self.socket_dir / LEDGER_SOCKET
+
+    @property
+    def directory(self) -> Path | None:
+        """Where it keeps its slices' logs; None: in memory."""
+        return self.run_dir / SERVER_DISKS / self.server if self.started_over != ALWAYS_EMPTY else None
 
     @property
     def socket(self) -> Path:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 
-from holdfast.core.options.run import DISK
 from holdfast.detection.beat import Activity
 from holdfast.detection.heartbeat import Heartbeat, Pulse
 from holdfast.detection.pages import SERVER_BEATS
@@ -36,9 +35,12 @@ def main() -> None:
         socket=environment.socket,
         start=environment.start,
     )
-    directory = environment.run_dir / "servers" / environment.server if environment.durable == DISK else None
-    if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
+    directory = environment.directory
+    settings = ServerSettings(
+        lease_s=environment.lease_s,
+        directory=directory,
+        started_over=environment.started_over if directory is not None else None,
+    )
 
     def ledger() -> Ledger:
         return open_ledger(environment.ledger, environment.run, environment.ledger_socket, keys.secret)
@@ -50,7 +52,7 @@ def main() -> None:
             place,
             keys,
             ledger,
-            ServerSettings(lease_s=environment.lease_s, directory=directory),
+            settings,
             kinds={**KINDS, KIND: UnitsState},
             on_turn=lambda: pulse.enter(Activity.WAITING, 0),
             tell=lambda name, decision, reason: events.write("slice", slice=name, decision=decision, reason=reason),

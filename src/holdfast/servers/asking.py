@@ -125,8 +125,7 @@ class Asking:
             patience_s = None if not self._parked and not self._wires else TICK_S
             for key, mask in self._selector.select(patience_s):
                 if key.data is None:
-                    for item in self._mailbox.take_all():
-                        self._hear(item)
+                    self._hear_all()
                 else:
                     self._attend(key.data, mask)
             for wire in [one for one in self._wires.values() if one.stream is not None and one.stream.has_more]:
@@ -140,6 +139,11 @@ class Asking:
         for ask in self._parked:
             ask.failed(PeerError("the connection to the servers was closed"))
         self._selector.close()
+
+    def _hear_all(self) -> None:
+        """In a frame of its own: a name for the last request would keep its gradient."""
+        for item in self._mailbox.take_all():
+            self._hear(item)
 
     def _hear(self, item: object) -> None:
         if isinstance(item, list):

@@ -26,11 +26,26 @@ def free_bytes() -> int:
         return 1 << 62
 
 
+class Share:
+    """A part of a pool's use that is counted by itself."""
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+
+
 class Buffer:
     """`whole` is the buffer of which this one is a part."""
 
-    def __init__(self, pool: BufferPool, memory: memoryview, nbytes: int, whole: Buffer | None = None) -> None:
+    def __init__(
+        self,
+        pool: BufferPool,
+        memory: memoryview,
+        nbytes: int,
+        whole: Buffer | None = None,
+        share: Share | None = None,
+    ) -> None:
         self._pool = pool
+        self.share = share
         self.memory = memory
         self.view = memory[:nbytes]
         self._whole = whole
@@ -64,19 +79,25 @@ class BufferPool:
         self.idle_bytes = 0
         self.used_bytes = 0
 
-    def get(self, nbytes: int) -> Buffer:
+    def get(self, nbytes: int, share: Share | None = None) -> Buffer:
+        """OSError if the machine does not have so much."""
         rounded = -(-max(1, nbytes) // PAGE_BYTES) * PAGE_BYTES
-        self.used_bytes += rounded
-        idle = self._idle[rounded]
-        if idle:
+        if idle := self._idle[rounded]:
             self.idle_bytes -= rounded
-            return Buffer(self, idle.pop(), nbytes)
+            memory = idle.pop()
+        else:
+            memory = memoryview(mmap.mmap(-1, rounded))
+        self.used_bytes += rounded
+        if share is not None:
+            share.used_bytes += rounded
         self._make_room()
-        return Buffer(self, memoryview(mmap.mmap(-1, rounded)), nbytes)
+        return Buffer(self, memory, nbytes, share=share)
 
     def take_back(self, buffer: Buffer) -> None:
         rounded = buffer.memory.nbytes
         self.used_bytes -= rounded
+        if buffer.share is not None:
+            buffer.share.used_bytes -= rounded
         self._idle[rounded].append(buffer.memory)
         self.idle_bytes += rounded
         self._make_room()

@@ -39,6 +39,7 @@ SLICES = "slices"  # the purpose of connections of workers
 WAIT_S_MAX = 30.0
 READS_MAX = 4096  # of one connection, with a part of its memory each
 HOLD_S = 5.0  # updates wait no longer than this for a capture
+LARGE_BYTES = 64 << 20  # of an update: more than any slice has, if its parameters can be cut
 NUMBER_MAX = 1 << 62
 NAME_CHARACTERS_MAX = 200
 
@@ -115,16 +116,17 @@ class Requests:
             return None
         if self._too_large(head, nbytes):
             return None
-        if not server.has_room and not server.make_room():
+        if not server.has_room_for(replica, nbytes):
             raise Later
-        return server.pool.get(nbytes)
+        return server.pool.get(nbytes, server.led)
 
     def _too_large(self, head: Head, nbytes: int) -> str:
-        """Why what a slice begins with does not fit here: it is kept as its state, and in its log for a while."""
+        """Why this does not fit here. What a slice begins with is kept as its state, and in its log for a while."""
         payload = head.get("payload")
-        if not isinstance(payload, dict) or payload.get("kind") != INITIAL:
+        begins = isinstance(payload, dict) and payload.get("kind") == INITIAL
+        if not begins and nbytes < LARGE_BYTES:
             return ""
-        free, needed = free_bytes(), 2 * nbytes
+        free, needed = free_bytes(), 2 * nbytes if begins else nbytes
         if needed <= free:
             return ""
         have = f"{self._server.me} has {free / 1e9:.2f} GB of memory left"
@@ -181,13 +183,10 @@ class Requests:
         if inbound.memory is None or not isinstance(part, list) or len(part) != 2:
             raise ProtocolError("a payload in memory that is not shared")
         start, nbytes = inbound.memory.check(*part)
-        if (
-            not replica.leads
-            or self._too_large(head, nbytes)
-            or not (self._server.has_room or self._server.make_room())
-        ):
+        server = self._server
+        if not replica.leads or self._too_large(head, nbytes) or not server.has_room_for(replica, nbytes):
             return None, nbytes
-        buffer = self._server.pool.get(nbytes)
+        buffer = server.pool.get(nbytes, server.led)
         inbound.memory.copy_out(start, [buffer.view])
         return buffer, nbytes
 

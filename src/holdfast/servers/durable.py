@@ -6,12 +6,16 @@
 One thread, `holdfast-server-disk`, owns all files. It takes everything that has come while it was at work, writes it,
 and syncs once for each slice: that is the group commit. What it has done goes into the server's mailbox. When a disk
 fails or is full, nothing that the replica has handed over since is written, until the replica has heard of it.
+
+The files of a slice that this server replicates no more are renamed first and then deleted: a server that ends in
+between finds none of them as a slice's. What was handed over before says nothing of the replica that may come after.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import threading
 from collections import deque
@@ -32,6 +36,7 @@ from holdfast.servers.log_codec import decode_entry, decode_snapshot, encode_ent
 from holdfast.servers.replicated import Head, Payload
 
 SNAPSHOT = "snapshot-"
+REMOVED = ".removed-"  # what a slice's directory is called while it is deleted
 _LENGTHS = struct.Struct("!IQ")
 _CHECK_BYTES = 16
 
@@ -43,6 +48,7 @@ class OnDisk:
     name: str
     event: m.Persisted | m.StoreFailed | m.SnapshotTaken | m.SnapshotFailed | None
     then: Callable[[], None]
+    life: int = 0  # of the replica that handed it over: how many of this slice were here before
 
 
 @dataclass
@@ -55,7 +61,9 @@ class Task:
     failed: Callable[[str], m.StoreFailed | m.SnapshotFailed]
     then: Callable[[], None]  # in the server's thread, whatever came of it
     generation: int = 0
+    life: int = 0
     is_of_log: bool = True
+    removes: bool = False  # the slice's files, with all that was handed over before
 
 
 @dataclass
@@ -75,6 +83,7 @@ class DurableSlices:
         self._tasks: deque[Task] = deque()
         self._asked = threading.Condition()
         self._generations: dict[str, int] = {}  # the server's thread counts failures that it has heard of
+        self._lives: dict[str, int] = {}  # and how often a slice's files were removed
         self._broken: dict[str, int] = {}  # the disk's thread: up to here nothing is written
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="holdfast-server-disk", daemon=True)
@@ -92,10 +101,14 @@ class DurableSlices:
 
     # ---- handing over, in the server's thread
 
-    def heard(self, done: OnDisk) -> None:
+    def heard(self, done: OnDisk) -> m.Event | None:
+        """What the replica of this slice is told; None: nothing, or it is of one that was here before."""
+        done.then()
+        if done.life != self._lives.get(done.name, 0):
+            return None
         if isinstance(done.event, m.StoreFailed):
             self._generations[done.name] = self._generations.get(done.name, 0) + 1
-        done.then()
+        return done.event
 
     def store(
         self, name: str, effect: m.Store, payload_of: Callable[[m.Update], Payload], then: Callable[[], None]
@@ -136,8 +149,19 @@ class DurableSlices:
 
         self._add(Task(name, work, None, failed, lambda: None, is_of_log=False))
 
+    def remove(self, name: str) -> None:
+        """This server replicates the slice no more."""
+
+        def failed(reason: str) -> m.SnapshotFailed:
+            return m.SnapshotFailed(m.Snapshot(), reason)
+
+        self._add(Task(name, lambda segments: None, None, failed, lambda: None, removes=True))
+        self._lives[name] = self._lives.get(name, 0) + 1
+        self._generations.pop(name, None)
+
     def _add(self, task: Task) -> None:
         task.generation = self._generations.get(task.name, 0)
+        task.life = self._lives.get(task.name, 0)
         with self._asked:
             self._tasks.append(task)
             self._asked.notify()
@@ -153,26 +177,40 @@ class DurableSlices:
             if not tasks:
                 return
             for name in dict.fromkeys(task.name for task in tasks):
-                self._carry_out(name, [task for task in tasks if task.name == name])
+                mine = [task for task in tasks if task.name == name]
+                while removals := [number for number, task in enumerate(mine) if task.removes]:
+                    self._carry_out(name, mine[: removals[0]])
+                    self._remove(name)
+                    mine = mine[removals[0] + 1 :]
+                self._carry_out(name, mine)
+
+    def _remove(self, name: str) -> None:
+        self._broken.pop(name, None)
+        if (segments := self._open.pop(name, None)) is not None:
+            segments.close()
+        _delete(self._path(name))
 
     def _carry_out(self, name: str, tasks: list[Task]) -> None:
         """The log's tasks with one sync, and then the others."""
+        if not tasks:
+            return
         logged = [task for task in tasks if task.is_of_log]
         fit = [task for task in logged if task.generation > self._broken.get(name, -1)]
         for task in logged:
             if task not in fit:
-                self._post(OnDisk(name, None, task.then))
+                self._post(OnDisk(name, None, task.then, task.life))
         try:
             segments = self._segments(name)
             for task in fit:
                 task.work(segments)
             segments.commit()
             for task in fit:
-                self._post(OnDisk(name, task.done, task.then))
+                self._post(OnDisk(name, task.done, task.then, task.life))
         except StorageError as error:
             self._broken[name] = max((task.generation for task in fit), default=-1)
             for number, task in enumerate(fit):
-                self._post(OnDisk(name, task.failed(error.message) if number == 0 else None, task.then))
+                said = task.failed(error.message) if number == 0 else None
+                self._post(OnDisk(name, said, task.then, task.life))
         for task in tasks:
             if not task.is_of_log:
                 self._carry_out_aside(name, task)
@@ -180,9 +218,10 @@ class DurableSlices:
     def _carry_out_aside(self, name: str, task: Task) -> None:
         try:
             task.work(self._segments(name))
-            self._post(OnDisk(name, task.done, task.then))
+            self._post(OnDisk(name, task.done, task.then, task.life))
         except (StorageError, OSError) as error:
-            self._post(OnDisk(name, task.failed(str(error)) if task.done is not None else None, task.then))
+            said = task.failed(str(error)) if task.done is not None else None
+            self._post(OnDisk(name, said, task.then, task.life))
 
     def _segments(self, name: str) -> Segments:
         if name not in self._open:
@@ -197,7 +236,11 @@ class DurableSlices:
     def names(self) -> list[str]:
         if not self._directory.is_dir():
             return []
-        return sorted(unquote(path.name) for path in self._directory.iterdir() if path.is_dir())
+        there = [path for path in self._directory.iterdir() if path.is_dir()]
+        for path in there:
+            if path.name.startswith(REMOVED):  # the process ended while it deleted this
+                shutil.rmtree(path, ignore_errors=True)
+        return sorted(unquote(path.name) for path in there if not path.name.startswith(REMOVED))
 
     def find(self, name: str) -> Found:
         """IntegrityError if it was damaged."""
@@ -214,6 +257,16 @@ class DurableSlices:
         except ProtocolError as error:
             raise IntegrityError(f"the log in {self._path(name)} cannot be read: {error.message}") from error
         return Found(m.Stored(snapshot, tuple(entries), int(promised)), payloads, state)
+
+
+def _delete(directory: Path) -> None:
+    """All at once: a part of a log must not be found again. What cannot be deleted now is at the next start."""
+    removed = directory.with_name(REMOVED + directory.name)
+    shutil.rmtree(removed, ignore_errors=True)
+    with suppress(OSError):
+        directory.rename(removed)
+        sync_directory(directory.parent)
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 def _encoded(entry: m.Entry, payload_of: Callable[[m.Update], Payload]) -> bytes:

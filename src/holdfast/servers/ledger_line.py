@@ -41,6 +41,13 @@ class LedgerWhole:
     values: tuple[LedgerValue, ...]
 
 
+@dataclass(frozen=True)
+class LedgerAnswers:
+    """Whether it does: said when that changes."""
+
+    answers: bool
+
+
 class LedgerFollower:
     """Posts one LedgerWhole and then every LedgerValue, from a thread of its own."""
 
@@ -93,7 +100,7 @@ class LedgerFollower:
 
 
 class LedgerLine:
-    """`open_ledger` is called once for each thread. `post` is called from the follower's."""
+    """`open_ledger` is called once for each thread. `post` is called from both."""
 
     def __init__(
         self,
@@ -104,6 +111,8 @@ class LedgerLine:
         lease_s: float,
     ) -> None:
         self._open = open_ledger
+        self._post = post
+        self._answers = True
         self._registration = registration
         self._lease_s = lease_s
         self._closing = False
@@ -137,12 +146,14 @@ class LedgerLine:
                 if now >= renew_at:
                     lease = self._renewed(ledger, lease)
                     renew_at = now + self._lease_s / 3
+                    self._note(True)
                 self._carry_out(ledger)
             except LeaseGone:
                 lease = 0
                 renew_at = 0.0
             except LedgerError:
                 renew_at = time.monotonic() + RETRY_S
+                self._note(False)
             with self._asked:
                 if not self._closing and not self._proposals:
                     self._asked.wait(max(0.001, min(WAIT_S, renew_at - time.monotonic())))
@@ -150,6 +161,11 @@ class LedgerLine:
             with suppress(LedgerError):  # it runs out by itself
                 ledger.revoke(lease)
         ledger.close()
+
+    def _note(self, answers: bool) -> None:
+        if answers != self._answers:
+            self._answers = answers
+            self._post(LedgerAnswers(answers))
 
     def _renewed(self, ledger: Ledger, lease: int) -> int:
         if lease:

@@ -99,6 +99,11 @@ class Replica:
         return self.machine.leading is not None
 
     @property
+    def copies(self) -> int:
+        """How many replicas the slice has."""
+        return len(self.machine.configuration.replicas) if self.machine.configuration is not None else 1
+
+    @property
     def is_established(self) -> bool:
         return self.machine.leading is not None and self.machine.leading.is_established
 

@@ -5,7 +5,8 @@ is for, and sends what comes of it. It waits for nothing else: the ledger, diall
 of their own, which put what they find into its mailbox.
 
 Bounds: a worker's update is read only when there is room for it among the payloads that are held, so that workers wait
-in their sockets while the log is full. Updates that no majority has yet count too.
+in their sockets while the log is full. Updates that no majority has yet count too. What other servers send is bounded
+by what they take from workers.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from holdfast.log.rules import Rules
 from holdfast.net.acceptor import AcceptLimits, Acceptor
 from holdfast.net.mailbox import Mailbox
 from holdfast.net.sockets import prepare
-from holdfast.servers.buffers import BufferPool, Kept
+from holdfast.servers.buffers import BufferPool, Kept, Share
 from holdfast.servers.connections import SLICES, Inbound, Requests, ServerGreeting
 from holdfast.servers.durable import DurableSlices, OnDisk
 from holdfast.servers.fetching import Fetched, FetchFailed, fetch_snapshot
 from holdfast.servers.frames import FrameStream, Outgoing, encode_frame
-from holdfast.servers.ledger_line import LedgerLine, LedgerValue, LedgerWhole
+from holdfast.servers.ledger_line import LedgerAnswers, LedgerLine, LedgerValue, LedgerWhole
 from holdfast.servers.links import LOG, Dialled, Link, dialler
 from holdfast.servers.replica import Replica
 from holdfast.servers.replicated import Answer, ReplicatedState
@@ -50,13 +51,14 @@ Kinds = Mapping[str, Callable[[], ReplicatedState]]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """`log_bytes_max`: of payloads that are held, in the log and on their way into it.
+    """`log_bytes_max`: of payloads that are held, in the log and on their way into it, with those of others' slices.
 
     `directory`: where logs are kept, for updates that count when they are on disk; None: memory is enough.
     """
 
     log_bytes_max: int = 1 << 30
     directory: Path | None = None
+    started_over: int | None = None  # how often slices had been lost when what is there was begun; None: it is empty
     lease_s: float = 3.0  # of the registration in the ledger
     rules: Rules | None = None  # None: those below
 
@@ -74,7 +76,7 @@ class ServerSettings:
                 kept_behind=8,
                 snapshot_bytes=4 << 20,
                 kept_behind_bytes=4 << 20,
-                under_way_bytes_max=64 << 20,
+                under_way_bytes_max=32 << 20,
                 tell_bytes=TELL_BYTES,
             )
         return Rules(
@@ -126,6 +128,7 @@ class SliceServer:
         self.tell = tell
         self.account = account
         self.pool = BufferPool(self._settings.log_bytes_max)
+        self.led = Share()  # of the pool, by what workers have pushed here
         self.copies = BufferPool(COPIES_BYTES_MAX)
         self.replicas: dict[str, Replica] = {}
         self.facts = RunFacts()
@@ -147,12 +150,13 @@ class SliceServer:
             owned=lambda: len(self._inbound),
         )
         self._ledger = LedgerLine(open_ledger, registration, self._mailbox.put, lease_s=self._settings.lease_s)
+        self._ledger_answers = True
         self._storage: Storage = MemoryStorage()
         self._disk: DurableSlices | None = None
         self._tick_s = self._rules.beat_s / 2
         self._next_tick = 0.0
         self._stopping = False
-        self._began_at: int | None = None  # how often slices had been lost when this server came
+        self._began_at = self._settings.started_over  # how often slices had been lost when this server came
         self.now = time.monotonic()
         if self._settings.directory is not None:
             self._read_disk(self._settings.directory)
@@ -230,6 +234,9 @@ class SliceServer:
         for replica in list(self.replicas.values()):
             replica.tick(self.now, alive)
             replica.note_gone(self.facts.gone, self.now)
+            if replica.machine.is_left_over(self.now):
+                self.tell(replica.name, "replicate no more", "it is not a replica, and nobody adds it")
+                self._drop(replica.name)
         self.account.look(self.now, self.replicas, self.pool.used_bytes)
         for inbound in list(self._inbound.values()):
             if inbound.stream.waits_for_room:
@@ -239,9 +246,13 @@ class SliceServer:
         """At once, before anything could be confirmed to whoever adds this server to the slice again."""
         for name in self._retired:
             if not self.replicas[name].machine.hears_primary:
-                self.account.dropped(self.replicas[name])
-                self.replicas.pop(name).close()
+                self._drop(name)
         self._retired.clear()
+
+    def _drop(self, name: str) -> None:
+        self.account.dropped(self.replicas[name])
+        self.replicas.pop(name).close()
+        self._storage.remove(name)
 
     # ---- connections
 
@@ -317,6 +328,10 @@ class SliceServer:
                 news.sock.close()
         elif isinstance(news, OnDisk):
             self._heard_of_disk(news)
+        elif isinstance(news, LedgerAnswers):
+            self._ledger_answers = news.answers
+            for replica in list(self.replicas.values()):
+                replica.happens(m.LedgerReached(news.answers), self.now)
         elif isinstance(news, Fetched):
             self._fetched(news)
         elif isinstance(news, FetchFailed) and news.name in self.replicas:
@@ -356,6 +371,7 @@ class SliceServer:
         if name not in self.replicas:
             self.replicas[name] = self._new_replica(name, None)
             self.replicas[name].target = self.facts.targets.get(name)
+            self.replicas[name].happens(m.LedgerReached(self._ledger_answers), self.now)
         return self.replicas[name]
 
     def _new_replica(self, name: str, stored: m.Stored | None) -> Replica:
@@ -364,17 +380,19 @@ class SliceServer:
             name, self.me, state, self, self._storage, self._rules, now=self.now, start=self._start, stored=stored
         )
 
-    @property
-    def has_room(self) -> bool:
-        return self.pool.used_bytes < self._settings.log_bytes_max
+    def has_room_for(self, replica: Replica, nbytes: int) -> bool:
+        """Whether a worker's update may be read now.
 
-    def make_room(self) -> bool:
-        """Cut the logs as far as they can be, now and then. Whether there is room then."""
-        if self.now - self._cut_at > self._tick_s:
+        It goes to the other replicas too, and as much comes from each of them: so a server takes its part of the bound.
+        """
+        share_bytes = self._settings.log_bytes_max // replica.copies
+        if not self.led.used_bytes or self.led.used_bytes + nbytes <= share_bytes:
+            return True
+        if self.now - self._cut_at > self._tick_s:  # the logs are cut as far as they can be, now and then
             self._cut_at = self.now
-            for replica in self.replicas.values():
-                replica.happens(m.CutLog(), self.now)
-        return self.has_room
+            for one in self.replicas.values():
+                one.happens(m.CutLog(), self.now)
+        return self.led.used_bytes + nbytes <= share_bytes
 
     # ---- what replicas need (Surroundings)
 
@@ -428,6 +446,9 @@ class SliceServer:
         fetch_snapshot(name, snapshot, dial, self._mailbox.put)
 
     def _fetched(self, news: Fetched) -> None:
+        if news.name not in self.replicas:
+            return
+
         def take() -> None:
             if news.name in self.replicas:
                 self.replicas[news.name].fetched(news.snapshot, news.asked, news.payload, self.now)
@@ -436,9 +457,9 @@ class SliceServer:
 
     def _heard_of_disk(self, news: OnDisk) -> None:
         assert self._disk is not None
-        self._disk.heard(news)
-        if news.event is not None and news.name in self.replicas:
-            self.replicas[news.name].happens(news.event, self.now)
+        event = self._disk.heard(news)
+        if event is not None and news.name in self.replicas:
+            self.replicas[news.name].happens(event, self.now)
 
     def retired(self, name: str, reason: str) -> None:
         self._retired.add(name)

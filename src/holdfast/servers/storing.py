@@ -26,6 +26,9 @@ class Storage(Protocol):
 
     def drop_prefix(self, name: str, through: int) -> None: ...
 
+    def remove(self, name: str) -> None:
+        """Everything of this slice, which is replicated here no more."""
+
 
 class MemoryStorage:
     def store(self, name: str, effect: m.Store, kept_of: Callable[[m.Update], Kept]) -> bool:
@@ -38,6 +41,9 @@ class MemoryStorage:
         then()
 
     def drop_prefix(self, name: str, through: int) -> None:
+        pass
+
+    def remove(self, name: str) -> None:
         pass
 
 
@@ -71,6 +77,9 @@ class DiskStorage:
 
     def drop_prefix(self, name: str, through: int) -> None:
         self.slices.drop_prefix(name, through)
+
+    def remove(self, name: str) -> None:
+        self.slices.remove(name)
 
 
 def kept_in(pool: BufferPool, payload: Payload) -> Kept:

@@ -17,6 +17,7 @@ class Disk:
     promised: int = 0
     pending: list[Store] = field(default_factory=list)
     ever: dict[int, Entry] = field(default_factory=dict)  # the newest entry that was stored for each index
+    before: Disk | None = None  # what was deleted when the server was a replica no more
 
     def carry_out(self, count: int) -> None:
         for store in self.pending[:count]:
@@ -48,4 +49,5 @@ class Disk:
     def had(self, index: int, update: Update) -> bool:
         """It was stored here, alone or in a snapshot, whatever became of it since."""
         entry = self.ever.get(index)
-        return self.snapshot.end.index >= index or (entry is not None and entry.content == update)
+        has = self.snapshot.end.index >= index or (entry is not None and entry.content == update)
+        return has or (self.before is not None and self.before.had(index, update))

@@ -80,7 +80,11 @@ class Server:
 
     def read_ledger(self) -> None:
         ledger = self.world.ledger
-        if not self.alive or self.stopped or not ledger.reaches(self):
+        if not self.alive or self.stopped:
+            return
+        for replica in self.replicas:
+            self.take(replica, m.LedgerReached(ledger.reaches(self)))
+        if not ledger.reaches(self):
             return
         for replica in self.replicas:
             configuration, revision = ledger.read(replica.number)
@@ -88,11 +92,19 @@ class Server:
 
     def _tick(self) -> None:
         if not self.stopped:
-            for replica in self.replicas:
-                if replica.machine.is_member or replica.machine.copy.store_failed_at is not None:
+            for replica in list(self.replicas):
+                if replica.machine.is_left_over(self.clock()):
+                    self.drop(replica)
+                elif replica.machine.is_member or replica.machine.copy.store_failed_at is not None:
                     replica.handle(m.Tick())
                     if self.world.schedule.lonely and self.world.pressure.random() < 0.05:
                         replica.handle(m.CutLog())
+
+    def drop(self, replica: Replica) -> None:
+        """What it has of this slice is deleted; it may be added again, with nothing."""
+        self.world.trace("drop:", replica)
+        disk = self.world.new_disk(self.name, replica.number)
+        self.replicas[replica.number] = Replica(self, replica.number, disk)
 
     def _every(self, period_s: float, act: Callable[[], None]) -> None:
         started = self.starts
@@ -121,6 +133,7 @@ class Replica:
         self.total = disk.totals[self.applied]
         self._events: deque[m.Event] = deque()
         self._busy = False
+        self._is_retired = False
 
     def __repr__(self) -> str:
         return f"{self.server.name}/{self.number}"
@@ -142,6 +155,10 @@ class Replica:
                     self.world.trace(self, ">", effect)
                 getattr(self, f"_{type(effect).__name__.lower()}")(effect)
         self._busy = False
+        if self._is_retired and self in self.server.replicas:
+            self._is_retired = False
+            if not self.machine.hears_primary:
+                self.server.drop(self)
 
     def _later(self, delay_s: float, event: m.Event) -> None:
         self.world.after(delay_s, lambda: self.server.take(self, event))
@@ -243,7 +260,7 @@ class Replica:
         self.disk.drop_through(effect.through)
 
     def _retire(self, effect: m.Retire) -> None:
-        pass
+        self._is_retired = True
 
     def _tell(self, effect: m.Tell) -> None:
         assert effect.reason, effect

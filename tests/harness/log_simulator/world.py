@@ -113,6 +113,10 @@ class World:
     def disk_of(self, name: str, number: int) -> Disk:
         return self._disks[name, number]
 
+    def new_disk(self, name: str, number: int) -> Disk:
+        self._disks[name, number] = Disk(before=self._disks[name, number])
+        return self._disks[name, number]
+
     def named(self, name: str) -> Server | None:
         server = self.servers[name.split(".")[0]]
         return server if server.name == name else None

@@ -62,7 +62,11 @@ class Nursery:
 
 
 class Fleet:
-    """`over_tcp`: workers do not use the servers' unix sockets. `plant`: a fault that servers have, see planting.py."""
+    """`over_tcp`: workers do not use the servers' unix sockets. `plant`: a fault that servers have, see planting.py.
+
+    `ends_at_steps`: `end_at` may be called. `durable`: logs are on disk, in a directory of the fleet's or, if it is a
+    path, there.
+    """
 
     def __init__(
         self,
@@ -70,8 +74,9 @@ class Fleet:
         *,
         replicas: int = 1,
         over_tcp: bool = False,
-        durable: bool = False,
+        durable: bool | Path = False,
         plant: str = "",
+        ends_at_steps: bool = False,
         **settings: Any,
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="hf"))
@@ -80,8 +85,10 @@ class Fleet:
         self._replicas = replicas
         self._over_tcp = over_tcp
         self._settings = settings
-        self.is_durable = durable
+        self.is_durable = bool(durable)
+        self._disks = durable if isinstance(durable, Path) else self.directory
         self._plant = plant
+        self._ends_at_steps = ends_at_steps
         self._starts: dict[str, int] = {}
         self._ledger_server = EmbeddedServer(self.directory / "ledger", self.directory / "l.sock", self.secret)
         self._ledger_server.start()
@@ -132,13 +139,17 @@ class Fleet:
             "socket": str(self.directory / f"{name}.sock"),
             "log": str(self.directory / f"{name}.log"),
             "start": self._starts[name],
-            "directory": str(self.directory / f"{name}.slices") if self.is_durable else "",
+            "directory": str(self.disk_of(name)) if self.is_durable else "",
             "settings": self._settings,
             "gate": str(self.directory / f"{name}.gate"),
             "plant": self._plant,
+            "ends_at": str(self._order(name)) if self._ends_at_steps else "",
         }
         self.processes[name] = Nursery.shared().fork(words)
         return name
+
+    def disk_of(self, name: str) -> Path:
+        return self._disks / f"{name}.slices"
 
     def kill(self, name: str, *, announce: bool = False) -> None:
         """kill -9. With `announce` the ledger is told, as an agent does that sees its child end."""
@@ -147,6 +158,23 @@ class Fleet:
             os.kill(process, signal.SIGKILL)
         if announce:
             self.ledger.put(KEY_DEAD_SERVERS + name, encode_json({"start": self._starts[name]}))
+
+    def _order(self, name: str) -> Path:
+        return self.directory / f"{name}.end"
+
+    def end_at(self, name: str, effect: str) -> None:
+        """This server ends, as by kill -9, before it performs the next effect of this kind."""
+        new = self._order(name).with_suffix(".new")
+        new.write_text(effect)
+        new.rename(self._order(name))
+
+    def is_living(self, name: str) -> bool:
+        return _lives(self.processes[name])
+
+    def wait_for_end(self, name: str) -> None:
+        """It has been told to end at some step, and has."""
+        self.wait_for(lambda: not self.is_living(name), f"{name} has ended")
+        self.processes.pop(name)
 
     def replace(self, name: str) -> str:
         """Start another server in the dead one's slot, and have it take the dead one's place in every slice."""
@@ -192,3 +220,11 @@ class Fleet:
         )
         host = "elsewhere" if self._over_tcp else "h"
         return RemoteServers(worker, 1, host, self.keys, self.open_ledger, settings)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,9 +1,16 @@
-"""Faults that are planted in servers, so that it can be seen that the accounts and the check of histories find them."""
+"""Faults that are planted in servers, to see that the accounts and histories find them; and ends at a chosen step."""
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 from holdfast.log.machine import ReplicaMachine
 from holdfast.log.messages import Effect, ReadAsked, Serve
+from holdfast.servers import replica
 from holdfast.servers.parameter_slice import ParameterSlice
 from holdfast.servers.replicated import Author, Payload
 
@@ -43,3 +50,20 @@ def _serve_stale_reads() -> None:
         return [Serve(event.client, self.copy.committed, fresh=True)]
 
     ReplicaMachine._read = wrong  # type: ignore[method-assign]
+
+
+def end_at(order: Path) -> None:
+    """`order` names a kind of effect: before this process performs the next one of it, it ends as by kill -9."""
+    perform = replica._PERFORM
+
+    def before(kind: str, act: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        def wrapped(self: Any, effect: Any) -> None:
+            if order.exists() and order.read_text() == kind:
+                order.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+            act(self, effect)
+
+        return wrapped
+
+    for kind, act in list(perform.items()):
+        perform[kind] = before(kind.__name__, act)

@@ -20,7 +20,7 @@ from holdfast.servers.serving import ServerPlace, serve, warm_up
 from holdfast.tables.serving import KINDS
 from holdfast.trust.keys import Keys
 from tests.harness.servers.gating import Gate, GatedLedger
-from tests.harness.servers.planting import plant
+from tests.harness.servers.planting import end_at, plant
 
 
 def run_server(words: dict[str, Any]) -> None:
@@ -30,6 +30,8 @@ def run_server(words: dict[str, Any]) -> None:
     gate = Gate(Path(words["gate"]))
     gate.stand_before()
     plant(words["plant"])
+    if words["ends_at"]:
+        end_at(Path(words["ends_at"]))
     serve(
         ServerPlace(id=words["id"], host=words["host"], socket=Path(words["socket"]), start=words["start"]),
         Keys.from_secret(secret),

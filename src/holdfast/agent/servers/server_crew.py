@@ -2,8 +2,8 @@
 
 Belongs to the agent's main thread, but for the watch of deaths, which says in the ledger at once who is gone: the other
 replicas of a slice need not wait for a lease then. A server that kept what it stored on disk comes back under its name,
-as another start of it; one that had it in memory has nothing left, and another name. One whose registration has run out
-while its process lives hangs, and is ended.
+as another start of it; one that had it in memory, or whose disk is gone, has nothing left, and another name. One whose
+registration has run out while its process lives hangs, and is ended.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from holdfast.agent.report import AgentReporter
 from holdfast.agent.servers.server_hearts import HungServer
 from holdfast.agent.settings import RunSettings
 from holdfast.agent.workers.processes import DeathWatch, WorkerProcess
-from holdfast.core.errors import LedgerError, ProtocolError
+from holdfast.core.errors import LedgerError, LedgerUnavailable, ProtocolError
 from holdfast.core.options.run import DISK
 from holdfast.core.words import (
+    EVERY_START,
     KEY_DEAD_SERVERS,
     KEY_INCARNATIONS,
     KEY_LEAVING,
@@ -35,7 +36,8 @@ from holdfast.core.words import (
 from holdfast.ledger.port import Ledger
 from holdfast.placement.directory import RunDirectory
 from holdfast.placement.environment import process_variables
-from holdfast.placement.server_environment import ServerEnvironment
+from holdfast.placement.server_disks import ServerDisks
+from holdfast.placement.server_environment import ALWAYS_EMPTY, ServerEnvironment
 from holdfast.servers.log_codec import decode_configuration
 
 BACK_OFF_FIRST_S = 0.1
@@ -77,11 +79,13 @@ class ServerCrew:
     _reporter: AgentReporter
     _listen: str
     _starts: dict[str, int]  # of a server, which of its processes it is: the watch of deaths reads it
+    started_over: int = 0  # how often slices had been lost: what is on disks of before is nobody's
     _slots: list[_Slot] = field(default_factory=list)
     _ending: bool = False
 
     def __post_init__(self) -> None:
         self._slots = [_Slot(number) for number in range(self._settings.servers)]
+        self._disks = ServerDisks(self._directory.path, self._settings.host)
 
     @property
     def is_wanted(self) -> bool:
@@ -100,7 +104,7 @@ class ServerCrew:
         slot.process = WorkerProcess.adopt(registration.id, registration.pid, registration.pid_started)
         if slot.process is not None:
             slot.server, slot.started_at = registration.id, now
-            slot.count = self._counted(slot)
+            slot.count = max(slot.count, self._counted(slot) or 0)
             self._starts[slot.server] = slot.count if self._settings.durable == DISK else 1
             self._deaths.add(slot.process)
 
@@ -156,8 +160,9 @@ class ServerCrew:
         )
         slot.process.kill()
 
-    def start_over(self) -> None:
-        """All of them, empty."""
+    def start_over(self, number: int) -> None:
+        """All of them, empty: slices were lost so often."""
+        self.started_over = number
         for slot in self._slots:
             if slot.process is not None:
                 slot.killed = "started over"
@@ -174,11 +179,12 @@ class ServerCrew:
                 process.kill()
 
     def _start(self, slot: _Slot, now: float) -> None:
-        slot.count = self._next_count(slot)
-        kept = self._settings.durable == DISK
-        name, host = f"s{slot.number}" if kept else f"s{slot.number}.{slot.count}", self._settings.host
-        slot.server = f"{name}@{host}" if host else name
-        start = self._starts[slot.server] = slot.count if kept else 1
+        try:
+            slot.server = self._name(slot)
+        except (OSError, LedgerError) as error:
+            self._put_off(slot, now, error)
+            return
+        start = self._starts[slot.server] = slot.count if self._keeps else 1
         environment = ServerEnvironment(
             run_dir=self._directory.path,
             server=slot.server,
@@ -190,39 +196,69 @@ class ServerCrew:
             listen=self._listen,
             advertise=self._settings.advertise,
             lease_s=self._settings.lease_s,
-            durable=self._settings.durable,
+            started_over=self.started_over if self._keeps else ALWAYS_EMPTY,
         )
         variables = {**os.environ, **environment.to_variables(), **process_variables()}
         log = self._directory.logs / f"{slot.server}.log"
         try:
             slot.process = WorkerProcess.start(slot.server, self._settings.server_command(), variables, log)
         except OSError as error:
-            slot.setbacks += 1
-            slot.start_at = now + min(BACK_OFF_MAX_S, BACK_OFF_FIRST_S * 2**slot.setbacks)
-            self._reporter.warn(f"cannot start the parameter server {slot.server}: {error}")
+            self._put_off(slot, now, error)
             return
         slot.started_at = now
         attempt(lambda: self._ledger.delete(KEY_LEAVING + slot.server), self._reporter.refused)
         self._deaths.add(slot.process)
         self._reporter.tell("server_started", server=slot.server, pid=slot.process.pid)
 
-    def _count_key(self, slot: _Slot) -> str:
-        host = f"@{self._settings.host}" if self._settings.host else ""
-        return f"{KEY_INCARNATIONS}s{slot.number}{host}"
+    def _put_off(self, slot: _Slot, now: float, error: OSError | LedgerError) -> None:
+        slot.setbacks += 1
+        slot.start_at = now + min(BACK_OFF_MAX_S, BACK_OFF_FIRST_S * 2**slot.setbacks)
+        self._reporter.warn(f"cannot start the parameter server of slot {slot.number}: {error}")
 
-    def _counted(self, slot: _Slot) -> int:
-        """How many processes this slot has had, by the ledger and our own memory."""
+    @property
+    def _keeps(self) -> bool:
+        return self._settings.durable == DISK
+
+    def _name(self, slot: _Slot) -> str:
+        """Of the process that is started now. LedgerError if nobody knows which names there were."""
+        counted = self._counted(slot)
+        slot.count = max(slot.count, counted or 0) + 1
+        value = encode_json({"count": slot.count})
+        kept = self._disks.kept(slot.number, self.started_over) if self._keeps else ""
+        if kept and self._is_given_up(kept):
+            kept = ""
+        if kept or not self._keeps:
+            attempt(lambda: self._ledger.put(self._count_key(slot), value), self._reporter.refused)
+            return kept or f"s{slot.number}.{slot.count}{self._suffix}"
+        if counted is None:
+            raise LedgerUnavailable("the ledger does not answer, and a server without its disk needs a new name")
+        self._ledger.put(self._count_key(slot), value)
+        return self._disks.begin(slot.number, slot.count, self.started_over)
+
+    def _is_given_up(self, server: str) -> bool:
+        """Somebody has said that it is gone for good: no lease of that name binds anybody any more."""
         try:
-            entry = self._ledger.get(self._count_key(slot))
-            return max(slot.count, decode_whole(entry.value, "count")) if entry is not None else slot.count
+            entry = self._ledger.get(KEY_DEAD_SERVERS + server)
+            return entry is not None and decode_whole(entry.value, "start") >= EVERY_START
         except (LedgerError, ProtocolError) as error:
             self._reporter.refused(error)
-            return slot.count
+            return False
 
-    def _next_count(self, slot: _Slot) -> int:
-        number = self._counted(slot) + 1
-        attempt(lambda: self._ledger.put(self._count_key(slot), encode_json({"count": number})), self._reporter.refused)
-        return number
+    @property
+    def _suffix(self) -> str:
+        return f"@{self._settings.host}" if self._settings.host else ""
+
+    def _count_key(self, slot: _Slot) -> str:
+        return f"{KEY_INCARNATIONS}s{slot.number}{self._suffix}"
+
+    def _counted(self, slot: _Slot) -> int | None:
+        """How many processes this slot has had, by the ledger. None: it does not say."""
+        try:
+            entry = self._ledger.get(self._count_key(slot))
+            return decode_whole(entry.value, "count") if entry is not None else 0
+        except (LedgerError, ProtocolError) as error:
+            self._reporter.refused(error)
+            return None
 
 
 def fence_server(ledger: Ledger, server: str, start: int) -> None:

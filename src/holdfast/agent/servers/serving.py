@@ -5,6 +5,7 @@ Belongs to the agent's main thread, which hands on what it hears.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,12 +22,14 @@ from holdfast.agent.servers.slowness import SlownessJudge
 from holdfast.agent.settings import RunSettings
 from holdfast.agent.workers.processes import DeathWatch
 from holdfast.core.errors import ProtocolError
-from holdfast.core.options.run import MEMORY
+from holdfast.core.options.run import DISK, MEMORY
 from holdfast.core.words import KEY_LEAVING, KEY_SERVERS, KEY_WORKERS, Registration, host_of
 from holdfast.ledger.port import Ledger
+from holdfast.log.messages import STORES_NO_MORE
 from holdfast.placement.directory import RunDirectory
 
 SILENT_BEYOND_LEASE_S = 3.0
+DISK_TOLD_S = 60.0  # a server's full disk is told so often
 
 
 @dataclass(eq=False)
@@ -37,12 +40,14 @@ class Serving:
     _hearts: ServerHearts
     _ledger: Ledger
     _refused: Callable[[Any], None]
+    _warn: Callable[[str], None]
     _host: str
-    _forgets: bool  # what servers have goes with them
+    _forgets: bool  # what servers have goes with their processes
     _judge: SlownessJudge = field(default_factory=SlownessJudge)
     _known: set[str] = field(default_factory=set)  # keys of servers and workers that the ledger has
     _heard: bool = False  # what the ledger has: before that, it is not known who serves already
     _away: bool = False  # the ledger does not answer: what is known of it is old
+    _disk_told_at: dict[str, float] = field(default_factory=dict)  # of a server: its disk takes nothing
     _began_at: int = 0  # how often slices had been lost when this agent last began with its servers
 
     @classmethod
@@ -66,13 +71,19 @@ class Serving:
         )
         crew = ServerCrew(settings, directory, socket_dir, ledgers.main, deaths, reporter, listen, starts)
         keeper = SliceKeeper(
-            ledgers.main, reporter.tell, reporter.refused, settings.replicas, settings.host, settings.outage_s
+            ledgers.main,
+            reporter.tell,
+            reporter.refused,
+            settings.replicas,
+            settings.host,
+            settings.outage_s,
+            keeps=settings.durable == DISK,
         )
         silent_s = max(SILENT_S, settings.lease_s + SILENT_BEYOND_LEASE_S)
         limits = ServerLimits(silent_s=silent_s, stuck_s=settings.stuck_after_s or None)
         hearts = ServerHearts(directory.path, limits)
         forgets = settings.durable == MEMORY
-        return cls(crew, keeper, deaths, hearts, ledgers.main, reporter.refused, settings.host, forgets)
+        return cls(crew, keeper, deaths, hearts, ledgers.main, reporter.refused, reporter.warn, settings.host, forgets)
 
     # ---- what happens
 
@@ -95,7 +106,7 @@ class Serving:
 
     def _begin(self, values: Mapping[str, bytes]) -> None:
         """Slices of servers that had them in memory, and are gone like all workers, are nobody's any more."""
-        self._began_at = self._keeper.started_over
+        self._began_at = self._crew.started_over = self._keeper.started_over
         workers = any(key.startswith(KEY_WORKERS) for key in values)
         if not self._keeper.servers and not workers and self._forgets:
             self._keeper.forget_slices()
@@ -121,8 +132,13 @@ class Serving:
         self._crew.registered(server)
 
     def observed(self, event: Mapping[str, Any], now: float) -> None:
-        """An event that a server of this host wrote: how long the others take."""
-        if event["kind"] == "serving":
+        """An event that a server of this host wrote: how long the others take, or that its disk takes nothing."""
+        if event["kind"] == "slice" and event.get("decision") == STORES_NO_MORE:
+            server = str(event["who"])
+            if now - self._disk_told_at.get(server, -math.inf) >= DISK_TOLD_S:
+                self._disk_told_at[server] = now
+                self._warn(f"{server} stores no updates for now, and none of them is acknowledged: {event['reason']}")
+        elif event["kind"] == "serving":
             with suppress(AttributeError, TypeError, ValueError):
                 lags_s = {str(server): float(lag_s) for server, lag_s in event.get("lags_s", {}).items()}
                 self._judge.measured(str(event["who"]), lags_s, now)
@@ -144,7 +160,7 @@ class Serving:
 
     def lost(self, now: float) -> list[str]:
         """Slices that no servers can go on with."""
-        return self._keeper.lost(now) if self._heard and self._forgets and not self._away else []
+        return self._keeper.lost(now) if self._heard and not self._away else []
 
     def start_over(self, step: int) -> None:
         """With slices that workers create anew from the checkpoint of this step."""
@@ -155,7 +171,7 @@ class Serving:
         if not self._heard or self._keeper.started_over <= self._began_at:
             return False
         self._began_at = self._keeper.started_over
-        self._crew.start_over()
+        self._crew.start_over(self._began_at)
         return True
 
     # ---- the end

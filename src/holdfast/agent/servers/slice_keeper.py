@@ -17,6 +17,7 @@ from holdfast.agent.servers.slowness import Finding
 from holdfast.core.errors import HoldfastError, ProtocolError
 from holdfast.core.options.run import REPLICAS
 from holdfast.core.words import (
+    EVERY_START,
     KEY_DEAD_SERVERS,
     KEY_LEAVING,
     KEY_SERVERS,
@@ -32,6 +33,7 @@ from holdfast.core.words import (
 )
 from holdfast.ledger.port import Entry, Ledger
 from holdfast.log.configuration import Configuration
+from holdfast.placement.server_disks import slot_of
 from holdfast.servers.log_codec import decode_configuration
 from holdfast.servers.placing import Target
 
@@ -48,12 +50,14 @@ class SliceKeeper:
     _replicas: int
     _host: str = ""
     _silent_s: float = 300.0  # so long servers whose end nobody has seen are waited for: they may only be cut off
+    keeps: bool = False  # servers have their slices on disk, and come back with them
     slices: dict[str, Configuration] = field(default_factory=dict)
     servers: dict[str, Registration] = field(default_factory=dict)
     slow: dict[str, str] = field(default_factory=dict)  # servers, and which host's agent has found that
     started_over: int = 0  # how often slices were lost, and all began anew
     _leaving: set[str] = field(default_factory=set)
     _dead: set[str] = field(default_factory=set)  # servers whose end an agent has seen
+    _given_up: set[str] = field(default_factory=set)  # of which somebody has said that they are gone for good
     _targets: dict[str, Target] = field(default_factory=dict)
     _decide_at: float | None = None
     _lost_since: dict[str, float] = field(default_factory=dict)
@@ -72,7 +76,7 @@ class SliceKeeper:
             elif key.startswith(KEY_LEAVING):
                 (self._leaving.discard if value is None else self._leaving.add)(key[len(KEY_LEAVING) :])
             elif key.startswith(KEY_DEAD_SERVERS):
-                (self._dead.discard if value is None else self._dead.add)(key[len(KEY_DEAD_SERVERS) :])
+                self._died(key[len(KEY_DEAD_SERVERS) :], value)
                 return
             elif key == KEY_STARTED_OVER and value is not None:
                 self.started_over = decode_whole(value, "number")
@@ -80,6 +84,11 @@ class SliceKeeper:
             else:
                 return
             self._decide_at = now + SETTLE_S
+
+    def _died(self, server: str, value: bytes | None) -> None:
+        (self._dead.discard if value is None else self._dead.add)(server)
+        given_up = value is not None and decode_whole(value, "start") >= EVERY_START
+        (self._given_up.add if given_up else self._given_up.discard)(server)
 
     def _slice(self, name: str, value: bytes | None) -> None:
         was = self.slices.get(name)
@@ -116,11 +125,18 @@ class SliceKeeper:
         """Slices of which no majority of the replicas is left, nor can come back: what they had is gone with them.
 
         A server that had it in memory comes back under another name. One whose end nobody has seen may be cut off,
-        and is waited for longer.
+        and is waited for longer. One that had it on disk may come back at any time, unless its disk is gone too.
         """
-        without = [name for name, one in self.slices.items() if not self._can_decide(one, self.servers.keys())]
+        there = self.servers.keys() | self._may_come_back() if self.keeps else self.servers.keys()
+        without = [name for name, one in self.slices.items() if not self._can_decide(one, there)]
         self._lost_since = {name: self._lost_since.get(name, now) for name in without}
         return sorted(name for name, since in self._lost_since.items() if now - since > self._patience_s(name))
+
+    def _may_come_back(self) -> set[str]:
+        """Replicas with a disk: all but those whose slot has another server, since the disk is gone, or given up."""
+        replaced = {slot_of(server) for server in self.servers}
+        named = {server for one in self.slices.values() for server in one.replicas}
+        return {server for server in named - self._given_up if slot_of(server) not in replaced}
 
     def _can_decide(self, configuration: Configuration, there: Any) -> bool:
         return 2 * sum(server in there for server in configuration.replicas) > len(configuration.replicas)
@@ -128,6 +144,8 @@ class SliceKeeper:
     def _patience_s(self, name: str) -> float:
         if not self._host:
             return LOST_S  # all servers are processes of this host, which no network keeps from the ledger
+        if self.keeps:
+            return LOST_S  # only those are missed whose disk is gone
         configuration = self.slices[name]
         may_come = [server for server in configuration.replicas if server not in self._dead]
         return self._silent_s if self._can_decide(configuration, may_come) else LOST_S

@@ -132,6 +132,7 @@ class ServedAttendance(Attendance):
             self._running_exchange().bring(Extras(self._met, step, self._extras.text()))
         if self._next is None or not (data.is_done or data.is_mine(step)):
             return
+        self._wait_for_room()
         self._state.load(self._staged)
         self._next = None
         if data.unit is not None and self._staleness != 0:
@@ -152,6 +153,23 @@ class ServedAttendance(Attendance):
                 self._take()
         runtime.waiting.inside_steps()
         self._said.clear()
+
+    def _wait_for_room(self) -> None:
+        """Until at most one update is on its way: who is faster than the servers take them waits, and holds less."""
+        runtime, exchange = self._running(), self._running_exchange()
+        with runtime.spending.during(WAITING):
+            while not self._has_room(exchange):
+                self._say_delay(self._clock())
+                runtime.listen(LISTEN_S)
+        runtime.waiting.inside_steps()
+        self._said.clear()
+
+    def _has_room(self, exchange: Exchange) -> bool:
+        try:
+            return exchange.has_room
+        except (Evicted, PeerError) as error:
+            self._running().end(m.End("evicted", str(error)))
+            return False
 
     def _say_delay(self, now: float) -> None:
         """For what it waits: in its heartbeat, and, where it is the servers and lasts, in its events."""

@@ -133,6 +133,8 @@ class Exchange:
         self._compressor = compressor
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Ready] = queue.SimpleQueue()
+        self._handed_over = 0  # updates: the training thread counts them,
+        self._settled = 0  # and this one those that are acknowledged
         self._held = 0  # units that this worker was given and has not pushed
         self._wanted: _Prepare | None = None  # a unit is wanted, and not asked for yet
         self._asked: float | None = None  # it was asked for, since when it is waited for
@@ -161,7 +163,15 @@ class Exchange:
 
     def push(self, update: Update) -> None:
         self._took_s = time.monotonic() - self._began
+        self._handed_over += 1
         self._jobs.put(update)
+
+    @property
+    def has_room(self) -> bool:
+        """At most one update is on its way, so that another one may be computed: each is as large as the model."""
+        if self._failure is not None:
+            raise self._failure
+        return self._handed_over - self._settled <= 1
 
     def bring(self, extras: Extras) -> None:
         """For those who came and wish for them."""
@@ -229,6 +239,7 @@ class Exchange:
                     self._settle()
                     return
                 self._do(job)
+                del job  # an update is as large as the model
                 self._go_on()
         except Exception as error:
             self._failure = error
@@ -315,6 +326,8 @@ class Exchange:
                 raise PeerError(f"{pushing.ticket.waits_for()}: no answer within {ACKNOWLEDGED_S:g} s") from None
             return
         unit, self._pushing = pushing.update.unit, None
+        self._settled += 1
+        self._wake()
         with self._at("the table of steps"):
             self._units.tell(used=unit)
         self.clock += 1
