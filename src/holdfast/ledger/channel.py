@@ -12,6 +12,7 @@ from typing import Any
 from holdfast.core.errors import ConfigError, LedgerRefused, LedgerUnavailable, PeerError, ProtocolError
 from holdfast.ledger.wire import LEDGER, take_frame
 from holdfast.net.dialling import dial_address
+from holdfast.net.proving import BLOCKED
 from holdfast.trust.keys import Keys
 
 SOCKET_PATH_BYTES_MAX = 107  # of sockaddr_un, without its final zero
@@ -41,7 +42,7 @@ class Channel:
             self._sock.settimeout(max(deadline - time.monotonic(), 0))
             try:
                 data = self._sock.recv(_RECEIVE_BYTES)
-            except (BlockingIOError, TimeoutError):
+            except (*BLOCKED, TimeoutError):
                 return None
             if not data:
                 raise ConnectionResetError("the ledger closed the connection")
