@@ -30,9 +30,10 @@ from holdfast.core.words import (
 from holdfast.events.telling import count
 from holdfast.ledger.port import Ledger
 from holdfast.placement.directory import RunDirectory
-from holdfast.placement.ledger import open_ledger
+from holdfast.placement.ledger import SERVED, open_ledger
 from holdfast.placement.proc import FoundProcess, find_workers, process_started
 from holdfast.servers.log_codec import decode_configuration
+from holdfast.trust.keys import load_keys
 
 EVERY_START = 1 << 30  # of a server: all processes that it has had, and will have
 
@@ -43,7 +44,8 @@ def ledger_of(directory: RunDirectory) -> Iterator[Ledger]:
     socket = directory.recorded_ledger_socket()
     assert socket is not None
     url = str(described.get("ledger") or "")
-    ledger = open_ledger(url, directory.name, socket, b"" if url else directory.secret())
+    keys = load_keys(str(described["keys"])) if url.startswith(SERVED) else None
+    ledger = open_ledger(url, directory.name, socket, b"" if url else directory.secret(), keys)
     try:
         yield ledger
     finally:

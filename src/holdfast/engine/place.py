@@ -137,7 +137,8 @@ class Place:
         self.keys = load_keys(environment.keys) if environment.keys else Keys.from_secret(environment.secret())
         self.wires = SocketWires(self.host, self.keys)
         self.lease_s = environment.lease_s
-        self.ledger = open_ledger(environment.ledger, environment.run, environment.ledger_socket, self.keys.secret)
+        near, secret = environment.ledger_socket, self.keys.secret
+        self.ledger = open_ledger(environment.ledger, environment.run, near, secret, self.keys)
         self.events = EventLog(environment.run_dir / "events" / f"{self.me}.jsonl", self.me)
 
     def reach_servers(self) -> ServerLines:

@@ -1,4 +1,4 @@
-"""A client's connection to the ledger's server: a blocking unix socket on which every wait has a deadline."""
+"""A client's connection to the ledger's server: a blocking socket on which every wait has a deadline."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from holdfast.core.errors import ConfigError, LedgerRefused, LedgerUnavailable, PeerError, ProtocolError
 from holdfast.ledger.wire import LEDGER, take_frame
 from holdfast.net.dialling import dial_address
+from holdfast.net.proving import BLOCKED
 from holdfast.trust.keys import Keys
 
 SOCKET_PATH_BYTES_MAX = 107  # of sockaddr_un, without its final zero
@@ -41,7 +42,7 @@ class Channel:
             self._sock.settimeout(max(deadline - time.monotonic(), 0))
             try:
                 data = self._sock.recv(_RECEIVE_BYTES)
-            except (BlockingIOError, TimeoutError):
+            except (*BLOCKED, TimeoutError):
                 return None
             if not data:
                 raise ConnectionResetError("the ledger closed the connection")
@@ -59,16 +60,16 @@ class Channel:
 
 
 def connect(
-    path: Path, secret: bytes, deadline: float, handshake_deadline: float, *, closed: Callable[[], bool]
+    address: str, keys: Keys, deadline: float, handshake_deadline: float, *, closed: Callable[[], bool]
 ) -> Channel:
     """Connect and shake hands; at least one attempt, then more until `deadline` or until `closed()`.
 
     Raises LedgerUnavailable, or LedgerRefused at once if a stranger listens there.
     """
-    keys, retry_s = Keys.from_secret(secret), RETRY_S_MIN
+    retry_s, path = RETRY_S_MIN, address.removeprefix("unix:")
     while True:
         try:
-            return Channel(dial_address(f"unix:{path}", keys, LEDGER, handshake_deadline))
+            return Channel(dial_address(address, keys, LEDGER, handshake_deadline))
         except ProtocolError as error:
             raise LedgerRefused(
                 f"the process that listens on {path} is not this run's ledger: {error.message}",

@@ -1,4 +1,4 @@
-"""The embedded ledger's client: port.Ledger over the server's unix socket.
+"""The embedded ledger's client: port.Ledger over the server's unix socket or, from other hosts, its TCP port.
 
 Every call has a deadline, within which the client connects anew if it must, for instance because the agent was
 replaced. What can be repeated without harm is repeated when the connection breaks. A write whose request may have
@@ -25,6 +25,7 @@ from holdfast.ledger.machine import check_prefix
 from holdfast.ledger.port import Change, Reading
 from holdfast.ledger.requests import RequestedLedger
 from holdfast.ledger.wire import Request
+from holdfast.trust.keys import Keys
 
 TIMEOUT_S = 2.0
 _REPEATABLE = ("get", "read", "keep_alive", "revoke")
@@ -32,12 +33,22 @@ _HANDSHAKE_S_MIN = 0.25  # a watch that is only polled still gives a server this
 
 
 class EmbeddedLedger(RequestedLedger):
-    """The ledger that an EmbeddedServer serves on `socket_path`. It connects with the first call."""
+    """The ledger that an EmbeddedServer serves on `socket_path`, or on TCP (`at`). It connects with the first call."""
 
     def __init__(self, socket_path: Path, secret: bytes, *, timeout_s: float = TIMEOUT_S) -> None:
         check_socket_path(socket_path)
-        self._socket_path = socket_path
-        self._secret = secret
+        self._reach(f"unix:{socket_path}", Keys.from_secret(secret), timeout_s)
+
+    @classmethod
+    def at(cls, address: str, keys: Keys, *, timeout_s: float = TIMEOUT_S) -> EmbeddedLedger:
+        """`address` is the server's own word for where it listens for other hosts, tcp:HOST:PORT."""
+        ledger = cls.__new__(cls)
+        ledger._reach(address, keys, timeout_s)
+        return ledger
+
+    def _reach(self, address: str, keys: Keys, timeout_s: float) -> None:
+        self._address = address
+        self._keys = keys
         self._timeout_s = timeout_s
         self._turn = threading.Lock()  # whoever holds it owns the connection and the ids
         self._channel: Channel | None = None
@@ -51,7 +62,7 @@ class EmbeddedLedger(RequestedLedger):
         with self._opening:
             if self._closed:
                 raise LedgerUnavailable("this ledger is closed")
-            watch = EmbeddedWatch(self._socket_path, self._secret, prefix, revision)
+            watch = EmbeddedWatch(self._address, self._keys, prefix, revision)
             self._watches.add(watch)
             return watch
 
@@ -99,7 +110,7 @@ class EmbeddedLedger(RequestedLedger):
         if self._closed:
             raise LedgerUnavailable("this ledger is closed")
         if self._channel is None:
-            self._channel = connect(self._socket_path, self._secret, deadline, deadline, closed=lambda: self._closed)
+            self._channel = connect(self._address, self._keys, deadline, deadline, closed=lambda: self._closed)
         return self._channel
 
     def _result(self, channel: Channel, deadline: float) -> Any:
@@ -135,9 +146,9 @@ class EmbeddedWatch:
     A server that is stopped, but not dead, looks like one where nothing changes: calls to the ledger tell.
     """
 
-    def __init__(self, socket_path: Path, secret: bytes, prefix: str, revision: int) -> None:
-        self._socket_path = socket_path
-        self._secret = secret
+    def __init__(self, address: str, keys: Keys, prefix: str, revision: int) -> None:
+        self._address = address
+        self._keys = keys
         self._prefix = prefix
         self._revision = revision  # everything up to here has been handed out
         self._turn = threading.Lock()  # whoever holds it owns the connection
@@ -183,7 +194,7 @@ class EmbeddedWatch:
 
     def _connected(self, deadline: float) -> Channel:
         patience = max(deadline, time.monotonic() + _HANDSHAKE_S_MIN)
-        channel = connect(self._socket_path, self._secret, deadline, patience, closed=lambda: self._closed)
+        channel = connect(self._address, self._keys, deadline, patience, closed=lambda: self._closed)
         try:
             request = Request(op="watch", prefix=self._prefix, revision=self._revision)
             channel.send(wire.encode_request(request), patience)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from holdfast.core.errors import ProtocolError
 from holdfast.ledger.wire import Request, decode_request, take_frame
+from holdfast.net.proving import BLOCKED
 
 _READ_BYTES = 64 * 1024
 
@@ -55,7 +56,7 @@ class LedgerConnection:
         """Read what is there. False when the other side is gone. Raises OSError and ProtocolError."""
         try:
             data = self.sock.recv(_READ_BYTES)
-        except (BlockingIOError, InterruptedError):
+        except BLOCKED:
             return True
         if data and self.watch is not None:
             raise ProtocolError("a watcher does not speak")
@@ -85,7 +86,7 @@ class LedgerConnection:
                 self._output += following
             try:
                 sent = self.sock.send(self._output)
-            except (BlockingIOError, InterruptedError):
+            except BLOCKED:
                 return False
             self._moved = True
             del self._output[:sent]

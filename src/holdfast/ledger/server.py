@@ -31,7 +31,7 @@ from holdfast.ledger.requests import perform
 from holdfast.ledger.wire import LEDGER, Request
 from holdfast.net.acceptor import AcceptLimits, Acceptor
 from holdfast.net.proving import Proving
-from holdfast.net.sockets import open_unix
+from holdfast.net.sockets import open_tcp, open_unix
 from holdfast.trust.handshake import ServerHandshake
 from holdfast.trust.keys import Keys
 
@@ -54,7 +54,7 @@ class ServerLimits:
 
 
 class EmbeddedServer:
-    """Serves the ledger in `directory` on `socket_path` to whoever knows `secret`.
+    """Serves the ledger in `directory` on `socket_path` to whoever knows `secret`; on TCP too where `listen` says so.
 
     `start` and `stop` are for the owner's thread; everything else happens in the server's own.
     """
@@ -67,9 +67,14 @@ class EmbeddedServer:
         *,
         limits: ServerLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        listen: str = "",
+        keys: Keys | None = None,
     ) -> None:
+        """`listen`: also on TCP, "HOST" or "HOST:FIRST-LAST", for those who have these keys."""
         check_socket_path(socket_path)
         ServerHandshake(secret, LEDGER)  # raises ConfigError for a secret that is too short
+        self._listen, self._keys = listen, keys or Keys.from_secret(secret)
+        self.tcp_address = ""  # where it listens for other hosts, once it is started
         self._directory = directory
         self._socket_path = socket_path
         self._secret = secret
@@ -94,14 +99,25 @@ class EmbeddedServer:
         )
         try:
             _remove_stale(self._socket_path)
-            listener, _ = open_unix(self._socket_path)
+            listeners = [open_unix(self._socket_path)[0]]
+            if self._listen:
+                listener, self.tcp_address = self._open_tcp(listeners[0])
+                listeners.append(listener)
         except BaseException:
             journal.close()
             raise
         woken, self._waker = socket.socketpair()
-        loop = _Loop(machine, journal, listener, woken, self._secret, self._limits, self._clock)
+        loop = _Loop(machine, journal, listeners, woken, self._keys, self._limits, self._clock)
         self._thread = threading.Thread(target=self._run, args=(loop,), name="holdfast-ledger", daemon=True)
         self._thread.start()
+
+    def _open_tcp(self, near: socket.socket) -> tuple[socket.socket, str]:
+        """Where it listened before, if it did: clients come back to that."""
+        try:
+            return open_tcp(self.tcp_address.removeprefix("tcp:") or self._listen)
+        except BaseException:
+            near.close()
+            raise
 
     def _run(self, loop: _Loop) -> None:
         # A method, so that the thread keeps this object: were it collected, its waker would close and end the loop.
@@ -121,15 +137,15 @@ class _Loop:
         self,
         machine: LedgerMachine,
         journal: Journal,
-        listener: socket.socket,
+        listeners: list[socket.socket],
         woken: socket.socket,
-        secret: bytes,
+        keys: Keys,
         limits: ServerLimits,
         clock: Callable[[], float],
     ) -> None:
         self._machine = machine
         self._journal = journal
-        self._socket_path = Path(listener.getsockname())
+        self._socket_path = Path(listeners[0].getsockname())
         self._woken = woken
         self._limits = limits
         self._clock = clock
@@ -137,10 +153,9 @@ class _Loop:
         self._watchers: set[LedgerConnection] = set()
         self._busy: set[LedgerConnection] = set()  # they have more requests than their share of a turn
         self._selector = selectors.DefaultSelector()
-        keys = Keys.from_secret(secret)
         self._acceptor = Acceptor(
             self._selector,
-            [listener],
+            listeners,
             greet=lambda sock, deadline: Proving(sock, keys, LEDGER, deadline),
             welcome=self._welcome,
             limits=AcceptLimits(
