@@ -109,7 +109,7 @@ def test_the_public_names() -> None:
         {"ConfigError", "Evicted", "HoldfastError", "Stopped"},
         {"Async", "Checkpoints", "Elastic", "EmbeddingTable", "Exact", "Run", "Step"},
     )
-    expected = errors | classes | {"__version__", "join"}
+    expected = errors | classes | {"__version__", "join", "launch"}
     assert set(holdfast.__all__) == expected
     for name in holdfast.__all__:
         assert getattr(holdfast, name) is not None

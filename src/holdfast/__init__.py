@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.engine.api.joining import join
     from holdfast.engine.api.run import Run
     from holdfast.engine.api.step import Step
+    from holdfast.launching.launch import launch
     from holdfast.modes.asynchronous import Async
     from holdfast.modes.elastic import Elastic
     from holdfast.modes.exact import Exact
@@ -39,6 +40,7 @@ __all__ = [
     "Stopped",
     "__version__",
     "join",
+    "launch",
 ]
 
 _HOMES = {
@@ -52,6 +54,7 @@ _HOMES = {
     "HoldfastError": "holdfast.core.errors",
     "Stopped": "holdfast.core.errors",
     "join": "holdfast.engine.api.joining",
+    "launch": "holdfast.launching.launch",
     "Run": "holdfast.engine.api.run",
     "Step": "holdfast.engine.api.step",
 }

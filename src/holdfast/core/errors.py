@@ -20,7 +20,8 @@ HoldfastError
 ├── DivergedError         the training itself: a gradient or a metric is not finite any more, or a loss is a spike
 ├── CorruptionError       hardware that gives wrong bits, and nobody can say whose
 ├── TooFewUpdates         participants: so many updates of a round are of no use that no rule can combine the rest
-└── RoundOver             a participant: the servers were done with the round before they had its update from it
+├── RoundOver             a participant: the servers were done with the round before they had its update from it
+└── LaunchFailed          the function given to holdfast.launch: it failed in the workers, with the traceback of one
 
 WorkerEnded               nobody's error: this worker's part in the run is over. Who asks for more is told again
 ├── Evicted               the others went on without it
@@ -132,6 +133,20 @@ class TooFewUpdates(HoldfastError):
 
 class RoundOver(HoldfastError):
     """A participant was late for a round. It takes the round's model, and part in the next one."""
+
+
+class LaunchFailed(HoldfastError):
+    """A run that was launched from here has failed. `traceback` is what the worker said last."""
+
+    def __init__(self, message: str, *, hint: str, worker: str, traceback: str, exit_code: int) -> None:
+        super().__init__(message, hint=hint)
+        self.worker = worker
+        self.traceback = traceback
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        said = f"\n{self.worker} said:\n{self.traceback}" if self.traceback else ""
+        return f"{self.message}{said}\n  hint: {self.hint}"
 
 
 class WorkerEnded(Exception):

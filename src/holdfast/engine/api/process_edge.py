@@ -125,3 +125,17 @@ def check_free(worker: str) -> None:
         f"{worker} has left the run, and the others do not know it any more",
         hint=f"a worker comes back under another number: set HOLDFAST_WORKER={again} before holdfast.join",
     )
+
+
+def newest_run() -> Run | None:
+    """The run that this process has joined last."""
+    edges = list(_taken.values())
+    return edges[-1]._run if edges else None
+
+
+def ask_to_leave() -> bool:
+    """As SIGTERM does, from any thread of this process. False: it is no worker, or not any more."""
+    edges = [edge for edge in _taken.values() if not edge.has_left]
+    for edge in edges:
+        edge._place.mailbox.put(LeaveRequested())
+    return bool(edges)
