@@ -32,10 +32,10 @@ from holdfast.engine.recovery.guarding import is_scaler
 from holdfast.integrations.lightning.by_hand import ByHand
 from holdfast.integrations.lightning.checking import check_module, check_trainer
 from holdfast.integrations.lightning.evaluation import WholeEvaluation, evaluate
-from holdfast.integrations.lightning.logger_files import chosen_versions, write_on
 from holdfast.integrations.lightning.shard_logging import LOSS, ShardLogging
 from holdfast.integrations.lightning.step_loader import StepBatch, StepLoader
 from holdfast.integrations.lightning.trainer_state import TrainerState, begin_epoch_again, counted_in_batches
+from holdfast.integrations.lightning.written_files import chosen_places, write_on
 from holdfast.integrations.loaders.driving import GOAL, Driver, is_first_worker
 from holdfast.integrations.loaders.evaluating import can_be_shared_out
 from holdfast.integrations.loaders.updates import TrainingData, training_data
@@ -253,7 +253,7 @@ class HoldfastStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignor
         if self.driver.arrived_at:
             trainer.num_sanity_val_steps = 0  # the others have done that
             begin_epoch_again(trainer)
-        state.take_versions(state.versions or self.driver.agree(chosen_versions(trainer)))
+        state.take_places(state.places or self.driver.agree(chosen_places(trainer)))
         self._follow()
 
     def _next_batch(self) -> StepBatch:

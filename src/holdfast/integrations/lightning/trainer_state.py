@@ -2,7 +2,7 @@
 
 Progress of its loops, schedulers, what callbacks remember, metrics so far. It is read at one place of the loop: when
 the next batch is asked for, or when the fit has come to its end. Times and paths are not in it, which differ between
-workers; names that loggers have chosen for themselves are, once all have taken the first worker's. Owns nothing.
+workers; where files are written is, once all have taken the first worker's. Owns nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 
-from holdfast.integrations.lightning.logger_files import use_versions
 from holdfast.integrations.lightning.shard_logging import collection_state, load_collection
+from holdfast.integrations.lightning.written_files import use_places
 
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 _OF_THIS_WORKER = ("dirpath",)  # of what ModelCheckpoint remembers
@@ -24,7 +24,7 @@ _OF_THIS_WORKER = ("dirpath",)  # of what ModelCheckpoint remembers
 class TrainerState:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self.versions: list[Any] = []  # of the loggers, once they are agreed on
+        self.places: dict[str, list[Any]] = {}  # where it writes, once that is agreed on
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -38,7 +38,7 @@ class TrainerState:
             "metrics": {name: _tensors(getattr(connector, name)) for name in _METRICS},
             "first": connector._first_loop_iter,
             "results": collection_state(trainer.fit_loop.epoch_loop._results),
-            "versions": self.versions,
+            "places": self.places,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -60,12 +60,13 @@ class TrainerState:
             setattr(connector, name, dict(state["metrics"][name]))
         connector._first_loop_iter = state["first"]
         load_collection(trainer.fit_loop.epoch_loop._results, state["results"])
-        self.take_versions(state["versions"])
+        if state["places"]:
+            self.take_places(state["places"])
 
-    def take_versions(self, versions: list[Any]) -> None:
+    def take_places(self, places: Mapping[str, list[Any]]) -> None:
         """Whoever becomes the first writes on where the first worker has begun."""
-        self.versions = list(versions)
-        use_versions(self._trainer, self.versions)
+        self.places = {name: list(values) for name, values in places.items()}
+        use_places(self._trainer, self.places)
 
     def _callbacks(self) -> dict[str, tuple[Any, dict[str, Any]]]:
         found = {}
