@@ -98,7 +98,7 @@ class Job:
     def hold_all_at(self, step: int, workers: int, *, registered: int = 0) -> None:
         """Who comes late joins between steps, so nobody is held before all have come."""
         wanted = registered or workers
-        self.wait(lambda: len(self.events("registered")) >= wanted, f"{wanted} workers")
+        self.wait(lambda: len({event["who"] for event in self.events("registered")}) >= wanted, f"{wanted} workers")
         self.gate.open_to(step)
         self.wait(lambda: self.at(step, workers), f"{workers} workers at step {step}")
 

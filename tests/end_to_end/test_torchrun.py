@@ -68,9 +68,12 @@ class Launched:
             assert time.monotonic() < deadline, f"waited for {what}\n{self.output()}\n{self.events()[-30:]}"
             time.sleep(0.05)
 
+    def who(self, kind: str) -> set[str]:
+        return {event["who"] for event in self.events(kind)}
+
     def hold_all_at(self, step: int) -> None:
         """All three. Who comes late joins between steps, so nobody is held before all have come."""
-        self.wait(lambda: len(self.events("registered")) >= 3, "three workers")
+        self.wait(lambda: len(self.who("registered")) == 3, "three workers")
         self.gate.open_to(step)
         self.wait(lambda: len(self.gate.at(step, ["w0.1", "w1.1", "w2.1"])) == 3, f"step {step}")
 
@@ -250,7 +253,7 @@ def test_hosts_meet_in_the_etcd_that_a_variable_names(tmp_path: Path, etcd: Etcd
         for place, host in zip(places, ("a", "b"), strict=True):
             launch.start(*script, **place, **ledger, **keys, HOLDFAST_HOST=host)
         launch.start(*script, **ledger, **keys)
-        launch.wait(lambda: len(launch.events("registered")) == 3, "three workers")
+        launch.wait(lambda: len(launch.who("registered")) == 3, "three workers")
         launch.gate.open_to()
         assert launch.finish() == [0, 0, 0], launch.output()
         assert launch.digests() == [digest] * 3
