@@ -95,6 +95,13 @@ class Job:
     def at(self, step: int, workers: int) -> bool:
         return len([path for path in self.directory.glob("at-*") if path.read_text() == str(step)]) >= workers
 
+    def hold_all_at(self, step: int, workers: int, *, registered: int = 0) -> None:
+        """Who comes late joins between steps, so nobody is held before all have come."""
+        wanted = registered or workers
+        self.wait(lambda: len({event["who"] for event in self.events("registered")}) >= wanted, f"{wanted} workers")
+        self.gate.open_to(step)
+        self.wait(lambda: self.at(step, workers), f"{workers} workers at step {step}")
+
     def events(self, kind: str) -> list[dict[str, Any]]:
         runs = sorted((self.directory / "holdfast" / "runs").glob("*"))
         return [event for run in runs for event in read_events(run / "events") if event["kind"] == kind]
@@ -145,18 +152,18 @@ def test_a_job_of_two_agents_is_told_to_end_is_requeued_and_goes_on(
 ) -> None:
     """The first script of the page: its ledger is on the first node."""
     job = make_job(scripts()[0])
-    job.gate.open_to(5)
+    job.gate.open_to(0)
     job.submit()
-    job.wait(lambda: job.at(5, 4), "four workers at step 5")
+    job.hold_all_at(5, 4)
     slurm.ask("scancel", "--signal=TERM", job.number)
     job.gate.open_to()
     job.wait(lambda: slurm.restarts(job.number) == 1, "the job to be requeued")
     left = job.events("left")
     saved = max(event["step"] for event in left)
     assert len(left) == 4 and 5 <= saved < 12, left
-    job.gate.open_to(11)
+    job.gate.open_to(saved)
     slurm.start_now(job.number)
-    job.wait(lambda: job.at(11, 4), "four workers at step 11")
+    job.hold_all_at(11, 4, registered=8)
     job.gate.open_to()
     assert slurm.wait_state(job.number, "COMPLETED", "FAILED", deadline_s=DEADLINE_S) == "COMPLETED", job.said()
     assert job.digests() == {digest}
@@ -173,10 +180,10 @@ def test_no_task_of_an_array_is_irreplaceable(
     """The last script of the page, with three tasks. One is lost, and a spare of another takes its place."""
     assert holdfast("keys", "create", str(tmp_path / "keys"), home=tmp_path).returncode == 0
     job = make_job(scripts()[-1])
-    job.gate.open_to(4)
+    job.gate.open_to(0)
     with EtcdCluster(tmp_path / "etcd", 1) as cluster:
         job.submit("--array=0-2", LEDGER=cluster.url, HOLDFAST_DIR=str(tmp_path / "holdfast"))
-        job.wait(lambda: job.at(4, 3), "three workers at step 4")
+        job.hold_all_at(4, 3, registered=6)
         job.lose_task("0")
         job.gate.open_to(8)
         job.wait(lambda: job.at(8, 3), "three workers at step 8")

@@ -38,6 +38,7 @@ class Launched:
         self.home = home
         self.processes: list[subprocess.Popen[str]] = []
         self.gate = Gate(home / "gate")
+        self.gate.open_to(0)
 
     def start(self, *command: str, **variables: str) -> subprocess.Popen[str]:
         """With one compute thread, as an agent would say."""
@@ -66,6 +67,15 @@ class Launched:
         while not condition():
             assert time.monotonic() < deadline, f"waited for {what}\n{self.output()}\n{self.events()[-30:]}"
             time.sleep(0.05)
+
+    def who(self, kind: str) -> set[str]:
+        return {event["who"] for event in self.events(kind)}
+
+    def hold_all_at(self, step: int) -> None:
+        """All three. Who comes late joins between steps, so nobody is held before all have come."""
+        self.wait(lambda: len(self.who("registered")) == 3, "three workers")
+        self.gate.open_to(step)
+        self.wait(lambda: len(self.gate.at(step, ["w0.1", "w1.1", "w2.1"])) == 3, f"step {step}")
 
     def finish(self) -> list[int]:
         for process in self.processes:
@@ -143,10 +153,9 @@ def test_the_page_as_it_stands(tmp_path: Path) -> None:
 def test_torchrun_starts_all_again_and_they_go_on_at_the_step(tmp_path: Path, digest: str) -> None:
     """It ends all workers when one fails. The others save the step that they are in."""
     with launched(tmp_path) as launch:
-        launch.gate.open_to(6)
         script = [TRAIN, *STEPS, "--gate", str(launch.gate.path)]
         torchrun = launch.start(*TORCHRUN, "--nproc-per-node", "3", "--max-restarts", "1", *script)
-        launch.wait(lambda: len(launch.gate.at(6, ["w0.1", "w1.1", "w2.1"])) == 3, "step 6")
+        launch.hold_all_at(6)
         os.kill(_rank(torchrun.pid, 1), signal.SIGKILL)
         launch.gate.open_to()
         assert launch.finish() == [0], launch.output()
@@ -182,11 +191,10 @@ def _server(run: Path) -> int:
 def test_no_process_of_a_launch_on_one_host_is_irreplaceable(tmp_path: Path, digest: str) -> None:
     """Not the one of rank 0, and not the one that serves the ledger: it dies too, and a worker starts another."""
     with launched(tmp_path) as launch:
-        launch.gate.open_to(4)
         script = [sys.executable, TRAIN, *STEPS, "--gate", str(launch.gate.path)]
         for variables in MPI:
             launch.start(*script, **variables)
-        launch.wait(lambda: len(launch.gate.at(4, ["w0.1", "w1.1", "w2.1"])) == 3, "step 4")
+        launch.hold_all_at(4)
         (run,) = launch.runs
         server = _server(run)
         assert process_state(server)
@@ -205,10 +213,9 @@ def test_no_process_of_a_launch_on_one_host_is_irreplaceable(tmp_path: Path, dig
 def test_a_notice_to_leave_is_a_saved_step(tmp_path: Path, digest: str) -> None:
     """SIGTERM and SIGUSR1 alike; the exit codes say that it is not finished, and the same launch again goes on."""
     with launched(tmp_path) as launch:
-        launch.gate.open_to(5)
         script = [sys.executable, TRAIN, *STEPS, "--gate", str(launch.gate.path)]
         started = [launch.start(*script, HOLDFAST_RUN="again", **variables) for variables in MPI]
-        launch.wait(lambda: len(launch.gate.at(5, ["w0.1", "w1.1", "w2.1"])) == 3, "step 5")
+        launch.hold_all_at(5)
         for process, number in zip(started, (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM), strict=True):
             process.send_signal(number)
         launch.gate.open_to()
@@ -242,13 +249,11 @@ def test_hosts_meet_in_the_etcd_that_a_variable_names(tmp_path: Path, etcd: Etcd
     ledger = {"HOLDFAST_LEDGER": etcd.url, "HOLDFAST_RUN": "far"}
     keys = {"HOLDFAST_KEYS": str(tmp_path / "keys")}
     with launched(tmp_path) as launch:
-        launch.gate.open_to(4)
         script = [sys.executable, TRAIN, *STEPS, "--gate", str(launch.gate.path)]
         for place, host in zip(places, ("a", "b"), strict=True):
             launch.start(*script, **place, **ledger, **keys, HOLDFAST_HOST=host)
-        launch.wait(lambda: len(launch.gate.at(4, ["w0.1@a", "w0.1@b"])) == 2, "step 4")
         launch.start(*script, **ledger, **keys)
-        launch.wait(lambda: len(launch.events("registered")) == 3, "the third worker")
+        launch.wait(lambda: len(launch.who("registered")) == 3, "three workers")
         launch.gate.open_to()
         assert launch.finish() == [0, 0, 0], launch.output()
         assert launch.digests() == [digest] * 3
