@@ -9,13 +9,14 @@ ETCD := $(VENV)/.etcd
 NETWORK := $(VENV)/.network
 HADOOP := $(VENV)/.hadoop
 BROWSER := $(VENV)/.browser
+DEVICE := $(VENV)/.device
 # Real workers share the cores with the tests around them, and many a test waits for an outage to pass: with two at a time
 # a third of two cores is idle, with four they are in each other's way.
 JOBS ?= 3
 
 .PHONY: install demo test test-fast lint format bench federated-table soak zoo clean
 
-install: $(STAMP) $(ETCD) $(NETWORK) $(HADOOP) $(BROWSER)
+install: $(STAMP) $(ETCD) $(NETWORK) $(HADOOP) $(BROWSER) $(DEVICE)
 
 # What `make demo` needs and nothing more: whoever has a look should not wait for test servers and browsers.
 # torch comes first and exactly: a range would bring a build of several gigabytes.
@@ -48,6 +49,11 @@ $(HADOOP): scripts/install_hadoop.sh $(STAMP)
 # For the dashboard's page. Never fails either.
 $(BROWSER): scripts/install_browser.sh $(STAMP)
 	scripts/install_browser.sh
+	touch $@
+
+# The simulated accelerator. Without g++ its tests are skipped, and say so.
+$(DEVICE): $(wildcard tests/harness/device/*) $(STAMP)
+	$(BIN)/python -m tests.harness.device.build
 	touch $@
 
 demo: $(DEMO)
