@@ -10,13 +10,14 @@ NETWORK := $(VENV)/.network
 HADOOP := $(VENV)/.hadoop
 BROWSER := $(VENV)/.browser
 SLURM := $(VENV)/.slurm
+DEVICE := $(VENV)/.device
 # Real workers share the cores with the tests around them, and many a test waits for an outage to pass: with two at a time
 # a third of two cores is idle, with four they are in each other's way.
 JOBS ?= 3
 
 .PHONY: install demo test test-fast lint format bench federated-table soak zoo clean
 
-install: $(STAMP) $(ETCD) $(NETWORK) $(HADOOP) $(BROWSER) $(SLURM)
+install: $(STAMP) $(ETCD) $(NETWORK) $(HADOOP) $(BROWSER) $(SLURM) $(DEVICE)
 
 # What `make demo` needs and nothing more: whoever has a look should not wait for test servers and browsers.
 # torch comes first and exactly: a range would bring a build of several gigabytes.
@@ -54,6 +55,11 @@ $(BROWSER): scripts/install_browser.sh $(STAMP)
 # For jobs on a real Slurm. Never fails either.
 $(SLURM): scripts/install_slurm.sh $(STAMP)
 	scripts/install_slurm.sh
+	touch $@
+
+# The simulated accelerator. Without g++ its tests are skipped, and say so.
+$(DEVICE): $(wildcard tests/harness/device/*) $(STAMP)
+	$(BIN)/python -m tests.harness.device.build
 	touch $@
 
 demo: $(DEMO)

@@ -83,11 +83,11 @@ def _handed(config: RunConfig, dataset: Any, batch_size: int | None, *, given: b
 
 
 def loader_of(
-    dataset: Any, plan: ShardPlan, collate_fn: Callable[[list[Any]], Any] | None, **ahead: Any
+    dataset: Any, plan: ShardPlan, collate_fn: Callable[[list[Any]], Any] | None, *, pinned: bool, **ahead: Any
 ) -> BatchLoader:
-    """`ahead`: what join was told of loader processes."""
+    """`ahead`: what join was told of loader processes. `pinned`: see ShardLoader."""
     if not isinstance(plan, HandedPlan):
-        return ShardLoader(dataset, plan, collate_fn=collate_fn, **ahead)
+        return ShardLoader(dataset, plan, collate_fn=collate_fn, pinned=pinned, **ahead)
     asked = [f"{name}={value!r:.40}" for name, value in ahead.items() if value]
     if asked:
         raise ConfigError(

@@ -1,0 +1,28 @@
+"""Tests on the simulated device, which `make install` compiles. Each takes it in the state in which it found it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.harness import device as simulated
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "run"))  # the fork harness
+torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)  # imports torch._dynamo: once, not in every fork
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    if not simulated.is_built():
+        pytest.skip("the simulated device is not compiled: make install does it, where g++ is")
+    torch.set_num_threads(1)
+    found = simulated.load()
+    native = simulated.native()
+    native.set_early(False)
+    yield found
+    native.set_early(False)
+    native.forgive()
