@@ -124,7 +124,7 @@ def test_training_goes_on_from_a_checkpoint(
 def kill_when_saved(place: Path) -> Callable[[holdfast.Run, int], None]:
     def look(run: holdfast.Run, step: int) -> None:
         if step >= 3:
-            deadline = time.monotonic() + 60.0
+            deadline = time.monotonic() + 150.0
             while not list(place.rglob("manifest*")):
                 assert time.monotonic() < deadline, "nothing is saved"
                 time.sleep(0.005)
@@ -144,6 +144,6 @@ def test_the_loop_never_waits_however_much_there_is(device: torch.device, tmp_pa
         )
         if options:  # the first member computes a shard of one early step again, and waits for its digests
             *others, most = sorted(found["w0.1"].value["waits"])
-            assert most <= 3 and not any(others)
+            assert most <= 6 and not any(others)  # two for each digest
             found["w0.1"].value["waits"] = []
         digest_of(found)

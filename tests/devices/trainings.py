@@ -107,7 +107,7 @@ def kill_at(worker: str, step: int) -> Callable[[holdfast.Run, int], None]:
 
 def wait_for(path: Path) -> None:
     """Until another worker has written it."""
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 150.0
     while not path.exists():
         assert time.monotonic() < deadline, f"{path.name} is not there"
         time.sleep(0.005)
@@ -116,7 +116,7 @@ def wait_for(path: Path) -> None:
 def wait_until_registered(worker: str) -> None:
     events = Path(os.environ[RUN_DIR]) / "events" / f"{worker}.jsonl"
     wait_for(events)
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 150.0
     while "registered" not in events.read_text():
         assert time.monotonic() < deadline, f"{worker} has not registered"
         time.sleep(0.005)
