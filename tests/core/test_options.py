@@ -46,6 +46,7 @@ OTHERS: dict[str, Any] = {  # a value that is not the default
     "--keep-best": "loss:min",
     "--memory": "plain",
     "--horovod": "on",
+    "--devices": "2",
 }
 
 

@@ -286,7 +286,7 @@ def test_other_settings_are_not_let_in() -> None:
 @pytest.mark.parametrize("numerics", ["refuse", "warn"])
 def test_other_arithmetic_is_not_let_in_unless_told_otherwise(numerics: str) -> None:
     def body(mark: str) -> Any:
-        joining.fingerprint = lambda: mark
+        joining.fingerprint = lambda device: mark
         training = sgd(mlp())
         options: dict[str, Any] = {"batch_size": BATCH, "shards": SHARDS}
         if numerics == "refuse":

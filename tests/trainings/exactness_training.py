@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import holdfast
+from tests.harness import device as simulated
 from tests.harness.gate import wait_at
 
 
@@ -60,6 +61,14 @@ class Net(nn.Module):
         return logits
 
 
+def device_of(when: str) -> torch.device:
+    if when == "cpu":
+        return torch.device("cpu")
+    device = simulated.load()
+    simulated.native().set_early(when == "early")
+    return device
+
+
 def loops_of(steps: int, count: int) -> list[tuple[int, int]]:
     """Where each of so many loops over steps ends, and after which step it is left with `break`; -1: it is not.
 
@@ -78,12 +87,16 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=8)
     parser.add_argument("--loaders", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep per shard")
+    parser.add_argument(
+        "--device", choices=["cpu", "late", "early"], default="cpu", help="the simulated one, and when it runs"
+    )
     parser.add_argument("--gate", type=Path)
     parser.add_argument("--times", type=Path, metavar="DIR")
     args = parser.parse_args()
 
     torch.manual_seed(11)
-    model = Net(args.width)
+    device = device_of(args.device)
+    model = Net(args.width).to(device)
     model.last.weight.requires_grad_(False)
     others = [parameter for name, parameter in model.named_parameters() if not name.startswith("first")]
     groups: list[dict[str, Any]] = [{"params": list(model.first.parameters()), "lr": 0.02}, {"params": others}]
@@ -106,7 +119,8 @@ def main() -> None:
             if step.number >= args.steps // 2:
                 model.last.weight.requires_grad_(True)
             wait_at(args.gate, run.id, step.number)
-            for x, y in step:
+            for batch in step:
+                x, y = (tensor.to(device, non_blocking=True) for tensor in batch)
                 loss = F.cross_entropy(model(x), y)
                 loss.backward()  # type: ignore[no-untyped-call]
                 step.record(loss=loss)

@@ -40,6 +40,17 @@ def align_tensor(tensor: torch.Tensor, moved: Moved) -> None:
     tensor.data = twin
 
 
+def pin_tensor(tensor: torch.Tensor, moved: Moved) -> None:
+    """Moves the tensor to pinned memory, from which a device can copy while the script goes on."""
+    if tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() and not tensor.is_pinned():
+        tensor.data = tensor.pin_memory()
+
+
+def pin_batch(batch: Any) -> Any:
+    """The batch with its tensors in pinned memory, which begins on a cache line too."""
+    return BatchWalk(tensor=pin_tensor).through(batch)
+
+
 def align_batch(batch: Any) -> Any:
     """The batch with all its tensors and arrays in that form. Containers are changed in place wherever they can be."""
     if type(batch) in (list, tuple) and all(type(item) is torch.Tensor and _is_in_place(item) for item in batch):

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.kinds import a_kind
-from holdfast.data.alignment import align_batch
+from holdfast.data.alignment import align_batch, pin_batch
 from holdfast.data.fetching import LoaderStart, Place, ShardFetcher
 from holdfast.data.shards import ShardPlan
 from holdfast.data.stuck_loaders import PATIENCE_S, LoaderStacks
@@ -46,7 +46,9 @@ class ShardLoader:
         prefetch_factor: int | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: str | None = None,
+        pinned: bool = False,
     ) -> None:
+        """`pinned`: batches are for a device, and are handed out in memory from which it can copy by itself."""
         _check_dataset(dataset, plan)
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(
@@ -55,6 +57,7 @@ class ShardLoader:
         _check_processes(num_workers, prefetch_factor, worker_init_fn)
         self._plan = plan.validate()
         self._fetcher = ShardFetcher(dataset if plan.arrangement is None else plan.arrangement, plan.seed, collate_fn)
+        self._put = pin_batch if pinned else align_batch
         self._workers = num_workers
         self._prefetch_factor = prefetch_factor
         self._worker_init_fn = worker_init_fn
@@ -72,12 +75,12 @@ class ShardLoader:
     def get(self, step: int, shard: int) -> Any:
         """The batch, in the same place of a cache line however it came. A dataset's exception keeps its traceback."""
         if not self._workers:
-            return align_batch(self._fetcher.fetch(step, shard, self._plan.indices(step, shard)))
-        return align_batch(self._get((step, shard)))
+            return self._put(self._fetcher.fetch(step, shard, self._plan.indices(step, shard)))
+        return self._put(self._get((step, shard)))
 
     def get_here(self, step: int, shard: int, change: Callable[[Any], Any] = lambda batch: batch) -> Any:
         """The batch, fetched by the worker itself. `change` is done to it before it is put in its place."""
-        return align_batch(change(self._fetch_here((step, shard))))
+        return self._put(change(self._fetch_here((step, shard))))
 
     def _get(self, place: Place) -> Any:
         step, queue = place[0], self._queue

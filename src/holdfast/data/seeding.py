@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
-_DEVICES: tuple[Any, ...] = (torch.cuda, torch.xpu)
+from holdfast.devices.found import device_modules, is_in_use
+
+_devices: tuple[Any, ...] = (torch.cuda, torch.xpu)  # see `know_devices`
 _PYTHON: Any = random.seed.__self__  # type: ignore[attr-defined]  # the generator of the functions of `random`
 _seed_python: Any = super(random.Random, _PYTHON).seed  # what random.seed comes to for an integer
 
@@ -46,6 +49,21 @@ def seed_everything(value: int) -> None:
     if numpy is not None:
         numpy.random.seed(value & 0xFFFF_FFFF)
     torch.default_generator.manual_seed(value)
-    for device in _DEVICES:
-        if device.is_initialized():
+    for device in _devices:
+        if is_in_use(device):
             device.manual_seed_all(value)
+
+
+def know_devices() -> None:
+    """Whatever accelerator torch has now, its generators are seeded too, once it is in use."""
+    global _devices
+    _devices = tuple(module for module in device_modules() if hasattr(module, "manual_seed_all"))
+
+
+def device_generators() -> list[Callable[[], object]]:
+    """What puts the generators of each device that is in use back to where they are now."""
+    found: list[Callable[[], object]] = []
+    for device in _devices:
+        if is_in_use(device):
+            found.append(partial(device.set_rng_state_all, device.get_rng_state_all()))
+    return found

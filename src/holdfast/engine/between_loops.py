@@ -55,8 +55,7 @@ class BetweenLoops:
 
     def keep(self, step: int) -> None:
         """The state as it came, while the script's lines run that are in it already."""
-        taken = self._holder.capture(step)
-        self._arrived = Snapshot(step, taken.tree, tuple(tensor.clone() for tensor in taken.tensors))
+        self._arrived = self._holder.capture(step).copied()
 
     def left(self, count: LoopCount, step: int) -> None:
         """The loop is behind this process, however it was left. If it was passed, the state is kept as it came."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from holdfast.data.fetching import Place
 from holdfast.data.loader import ShardLoader
 from holdfast.modes.capture import Collector
+from holdfast.reduce.reduction import Number
 
 
 class Checker(Protocol):
@@ -17,7 +18,7 @@ class Checker(Protocol):
         """The batch of a shard. `counts`: it is computed for the step; else only to be compared."""
 
     def collector(
-        self, shard: int, inner: Collector, metrics: Mapping[str, Mapping[int, float]], *, counts: bool
+        self, shard: int, inner: Collector, metrics: Mapping[str, Mapping[int, Number]], *, counts: bool
     ) -> Collector:
         """Where a shard's tensors go: to `inner` too, if it counts."""
 

@@ -13,11 +13,12 @@ import torch
 
 from holdfast.data.fetching import Place
 from holdfast.data.loader import ShardLoader
-from holdfast.engine.recovery.auditing import shard_digest
+from holdfast.engine.recovery.shard_digests import shard_digest
 from holdfast.events import EventLog
 from holdfast.membership.machine import Machine
 from holdfast.membership.suspecting import SAME_BITS
 from holdfast.modes.capture import Collector
+from holdfast.reduce.reduction import Number
 
 FROM_STEP = 1  # in the very first, much that comes to stay is not there yet
 TIMES = 3  # a processor that was wrong once gives the same bits in two of them
@@ -40,7 +41,7 @@ class FirstLook:
         return loader.get(*place)
 
     def collector(
-        self, shard: int, inner: Collector, metrics: Mapping[str, Mapping[int, float]], *, counts: bool
+        self, shard: int, inner: Collector, metrics: Mapping[str, Mapping[int, Number]], *, counts: bool
     ) -> Collector:
         if self._looked_at == shard and not counts:
             return _Digesting(None, self._again.append)

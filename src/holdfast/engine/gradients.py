@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import ProtocolError
+from holdfast.engine.bringing import AlreadyHere, Bringing
 from holdfast.membership import messages as m
 from holdfast.membership.codec import encode
 from holdfast.modes.capture import GradientCapture
@@ -21,7 +22,17 @@ from holdfast.reduce.aggregators import Aggregator
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.paths import check_coverage, make_path, takes_two_rounds
-from holdfast.reduce.reduction import Brought, Kept, Path, ReductionTerms, all_gathered, bring, metrics_of, present_in
+from holdfast.reduce.reduction import (
+    Brought,
+    Kept,
+    Number,
+    Path,
+    ReductionTerms,
+    all_gathered,
+    bring,
+    metrics_of,
+    present_in,
+)
 from holdfast.reduce.sums import Sums
 
 TENSORS_MAX = 1 << 20
@@ -50,14 +61,23 @@ class Gradients:
     """See the module."""
 
     def __init__(
-        self, me: str, *, arena: Arena, sums: Sums, capture: GradientCapture, way: Way, aggregator: Aggregator
+        self,
+        me: str,
+        *,
+        arena: Arena,
+        sums: Sums,
+        capture: GradientCapture,
+        way: Way,
+        aggregator: Aggregator,
+        bringing: Bringing | None = None,
     ) -> None:
+        """`bringing`: None: the sums grow in the arena."""
         self.passed: frozenset[int] = frozenset()  # steps to which nobody brings anything
         self.sums = sums
         self.kept: Kept | None = None
         self.counted: dict[int, Shares] = {}  # of the last step that was reduced here: whose shards were added
         self.too_few = (-1, 0, 0)  # the last step that changed nothing, its shards, and how many it would have needed
-        self.metrics: dict[str, dict[int, float]] = {}  # of my shards of this step: name -> shard -> value
+        self.metrics: dict[str, dict[int, Number]] = {}  # of my shards of this step: name -> shard -> value
         self.gathered: dict[int, str] = {}  # of my shards of this step: what their lines gave to step.gather
         self._me = me
         self._shards = sums.shards
@@ -65,6 +85,7 @@ class Gradients:
         self._way = way
         self._arena = arena
         self._capture = capture
+        self._bringing: Bringing = bringing or AlreadyHere()
         self._layout: Layout | None = None
         self._path: Path | None = None
         self._notes: dict[int, dict[str, Brought]] = {}  # step -> member -> what it brings
@@ -87,7 +108,14 @@ class Gradients:
         self._arena.set_stamp(view, step)  # before a slot is touched
         self.sums.begin(step, self._layout)
 
-    def record(self, metrics: Mapping[str, Mapping[int, float]]) -> None:
+    def bring(self) -> None:
+        """The shards are computed: what they leave goes where others may read it, and is there when `is_brought`."""
+        self._bringing.begin(self.metrics)
+
+    def is_brought(self) -> bool:
+        return self._bringing.is_done()
+
+    def record(self, metrics: Mapping[str, Mapping[int, Number]]) -> None:
         """The metrics of a shard that counts."""
         for name, values in metrics.items():
             self.metrics.setdefault(name, {}).update(values)
@@ -98,7 +126,11 @@ class Gradients:
 
     def say_ready(self, group: Group, message: m.Ready, interrupted: Callable[[], str]) -> list[Gone]:
         """To all, with what I bring; where bulk data follows on the connection, with a mark that it does."""
-        brought = bring(self.sums, self.metrics, dict(self.gathered))
+        assert self.is_brought(), "others would read sums that are not there yet"
+        metrics = {
+            name: {shard: float(value) for shard, value in values.items()} for name, values in self.metrics.items()
+        }
+        brought = bring(self.sums, metrics, dict(self.gathered))
         self._notes.setdefault(message.step, {})[self._me] = brought
         path = self._path_in(group, interrupted)
         marked = {peer: peer in path.bulk for peer in group.connections}

@@ -7,7 +7,7 @@ elsewhere (auditing.py): so one of them is enough to tell. Costs nothing but a c
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -52,15 +52,16 @@ class Misuse:
         self._zero_since = -1
         self._zero_looks = 0
 
-    def loaded(self, step: int, *, has_gradients: bool) -> None:
-        """The step's mean is in place, and the script's lines have not changed it yet."""
+    def loaded(self, step: int, *, has_gradients: bool, is_zero: Callable[[], bool] | None = None) -> None:
+        """The step's mean is in place, and the script's lines have not changed it yet. `is_zero` says whether all of it
+        is, where to look at gradients would mean to wait for a device."""
         if not any(parameter.requires_grad for parameter in self._parameters):
             return  # a model that is only evaluated
         self._without = 0 if has_gradients else self._without + 1
         if self._without == STEPS:
             self._tell(NO_GRADIENT, STEPS)
         if has_gradients and step % LOOK_EVERY == 0:
-            self._look(step)
+            self._look(step, is_zero or self._are_zero)
 
     def applied(self, step: int, calls: Sequence[int], *, has_gradients: bool, stray: bool) -> None:
         self._called |= any(calls)
@@ -72,9 +73,12 @@ class Misuse:
         if stray:
             self._tell(STATE_ELSEWHERE)
 
-    def _look(self, step: int) -> None:
+    def _are_zero(self) -> bool:
         """The smallest first: one number that is not zero is enough."""
-        if any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in self._parameters):
+        return not any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in self._parameters)
+
+    def _look(self, step: int, is_zero: Callable[[], bool]) -> None:
+        if not is_zero():
             self._zero_since, self._zero_looks = -1, 0
             return
         if self._zero_since < 0:

@@ -33,7 +33,9 @@ from holdfast.core.words import (
     decode_whole,
     encode_json,
 )
+from holdfast.devices.copies import Downloads
 from holdfast.engine.api.alone import SpokenEvents
+from holdfast.engine.bringing import FromDevice
 from holdfast.engine.gradients import Gradients, Way
 from holdfast.engine.ledger_feed import LedgerFeed
 from holdfast.engine.lines import Lines
@@ -74,6 +76,7 @@ from holdfast.placement.proc import process_started
 from holdfast.reduce.aggregators import Aggregator
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.reduction import SMALL_BYTES
+from holdfast.reduce.slots import DeviceSlots
 from holdfast.reduce.sums import Sums
 from holdfast.servers.memory import MemoryServers, MemorySlices
 from holdfast.servers.run_facts import author_of
@@ -235,8 +238,8 @@ class Place:
         machine = self._machine(config, capture, holder, two_rounds=way.two_rounds, saves=saves)
         machine.audits.earlier = self.rewinds.records
         aggregator = self.mode.aggregator()
-        sums = Sums(arena, config.shards, parities=way.parities, by_shard=aggregator.by_shard)
-        gradients = Gradients(self.me, arena=arena, sums=sums, capture=capture, way=way, aggregator=aggregator)
+        downloads = Downloads(capture.device) if capture.device is not None else None
+        gradients = self._gradients(arena, config, capture, way, aggregator, downloads)
         gradients.passed = rewinding.passed
         spending = Spending(self.events, kernel.now)
         checkpoints = HeldUp(inner, spending)
@@ -264,10 +267,31 @@ class Place:
             pauses=Pauses(feed, self.events, run=self._run(), outage_s=config.outage_s),
             attendance=attendance,
             rewinding=rewinding,
-            audits=self._audits(config, machine, holder, feed, calls, aggregator),
+            audits=self._audits(config, machine, holder, feed, calls, aggregator, downloads),
         )
         feed.start()
         return worker
+
+    def _gradients(
+        self,
+        arena: Arena,
+        config: RunConfig,
+        capture: GradientCapture,
+        way: Way,
+        aggregator: Aggregator,
+        downloads: Downloads | None,
+    ) -> Gradients:
+        slots = DeviceSlots(arena, downloads) if downloads is not None else None
+        sums = Sums(arena, config.shards, parities=way.parities, by_shard=aggregator.by_shard, slots=slots)
+        return Gradients(
+            self.me,
+            arena=arena,
+            sums=sums,
+            capture=capture,
+            way=way,
+            aggregator=aggregator,
+            bringing=FromDevice(sums, slots) if slots is not None else None,
+        )
 
     def _feed(self, config: RunConfig, ledger: Ledger, address: str, local: str) -> LedgerFeed:
         registration = Registration(
@@ -297,6 +321,7 @@ class Place:
         feed: LedgerFeed,
         calls: OptimizerCalls,
         aggregator: Aggregator,
+        downloads: Downloads | None,
     ) -> Audits:
         whole = machine.step_rules.whole
         book = book_for(aggregator, shards=config.shards, f=self.mode.hostile, whole=whole)
@@ -309,6 +334,7 @@ class Place:
             calls=calls,
             trusting=Trusting(book, me=self.me, events=self.events, clock=self.wires.kernel.now),
             doubts=config.non_finite != "ignore",
+            downloads=downloads,
         )
 
     def _catching(

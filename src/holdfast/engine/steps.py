@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from holdfast.core.errors import ConfigError, Evicted
@@ -29,6 +30,7 @@ from holdfast.data.loader import ShardLoader
 from holdfast.data.seeding import derive_seed, seed_everything
 from holdfast.data.shards import ShardPlan
 from holdfast.detection.beat import Activity
+from holdfast.devices.laps import DeviceLap
 from holdfast.engine.checker import Checker
 from holdfast.engine.collectives import Collectives
 from holdfast.engine.gradients import Shares
@@ -40,7 +42,7 @@ from holdfast.engine.worker import Worker
 from holdfast.membership import messages as m
 from holdfast.modes.capture import NOWHERE, GradientCapture
 from holdfast.modes.port import Place
-from holdfast.reduce.reduction import Kept
+from holdfast.reduce.reduction import Kept, Number
 
 
 @dataclass
@@ -76,11 +78,15 @@ class Shard:
     batch: Any
     counts: bool  # False: it is computed only to be compared
     place: Place
-    began: float
-    recorded: dict[str, dict[int, float]] = field(default_factory=dict)  # metric -> this shard's number -> value
+    began: float | DeviceLap
+    recorded: dict[str, dict[int, Number]] = field(default_factory=dict)  # metric -> this shard's number -> value
     gathered: str | None = None
 
-    def record(self, name: str, value: float) -> None:
+    def took(self, clock: Callable[[], float]) -> float | DeviceLap:
+        """It ends here. On a device that is not the time at which it is done."""
+        return clock() - self.began if isinstance(self.began, float) else self.began.end()
+
+    def record(self, name: str, value: Number) -> None:
         """A metric of the shard. The step has the mean over all shards."""
         self.recorded.setdefault(name, {})[self.number] = value
 
@@ -137,7 +143,7 @@ class StepEngine:
         self._pending: m.Compute | None = None  # the machine's word for the step that is not begun yet
         self._directive: m.Compute | None = None  # and for the one that is, until its shards are asked for
         self._todo: Iterator[tuple[int, bool]] | None = None  # shards to compute, and whether they count
-        self._durations_s: list[float] = []
+        self._durations_s: list[float | DeviceLap] = []
         self._metrics: dict[str, float] = {}  # of the last step that had shards
         self._absence: AbstractContextManager[None] | None = None  # the training thread is in a shard
 
@@ -224,7 +230,8 @@ class StepEngine:
             worker.computed(step.number, self._durations_s, over=self.wishes.over if self.wishes is not None else "")
             return None
         number, counts = found
-        began = self._worker.clock()
+        device = self._capture.device
+        began = self._worker.clock() if device is None else DeviceLap(device)
         place = self._data.place(step.number, number)
         assert place is not None, f"step {step.number} has no shard {number}"
         self._absence = worker.attendance.away(step.number)
@@ -257,9 +264,9 @@ class StepEngine:
         if shard.counts and not late:
             self._capture.tables.after_shard(shard.number, weight / self.plan.shards)
         if shard.counts:
-            self._durations_s.append(self._worker.clock() - shard.began)
+            self._durations_s.append(shard.took(self._worker.clock))
         if late:
-            worker.attendance.too_late(self._durations_s)
+            worker.attendance.too_late([float(one) for one in self._durations_s])
             self._todo = None
             return False
         if shard.counts:
@@ -407,7 +414,8 @@ class StepEngine:
         if self.checker is not None:
             self.checker.loaded(step.number)
         if kept.shards != ():
-            self._misuse.loaded(step.number, has_gradients=self._capture.has_gradients)
+            is_zero = partial(self._capture.is_zero, kept) if self._capture.device is not None else None
+            self._misuse.loaded(step.number, has_gradients=self._capture.has_gradients, is_zero=is_zero)
         if kept.over and self.wishes is not None:
             # Whoever brings something to the next step has this mean, and so knows it too. After this one already those
             # who have it might finish and be gone before the others had it.

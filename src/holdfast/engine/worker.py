@@ -7,15 +7,15 @@ threads (ledger feed, listener, dialling) only put things into the mailbox; see 
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, SupportsFloat
 
 from holdfast.core.errors import PeerError
 from holdfast.core.spending import REDUCING
 from holdfast.core.words import Registration
 from holdfast.engine.between_loops import BetweenLoops
+from holdfast.engine.computed import ComputedShares
 from holdfast.engine.gradients import Gradients
 from holdfast.engine.ledger_feed import LedgerNews
 from holdfast.engine.lines import Lines
@@ -29,7 +29,6 @@ from holdfast.engine.sharing import Sharing
 from holdfast.engine.transfer.state_transfer import StateTransfer
 from holdfast.engine.waiting import Waiting
 from holdfast.membership import messages as m
-from holdfast.membership.balance import Pace
 from holdfast.membership.codec import decode, encode
 from holdfast.membership.machine import Machine
 from holdfast.membership.reach import Roll
@@ -75,7 +74,6 @@ class Worker:
         self._transfer = transfer
         self._catching = catching
         self._pauses = pauses
-        self._pace = Pace()
         self.clock = self._clock = lines.wires.kernel.now
         self._meeting = Meeting(machine.me, lines.wires, lines.mailbox, decode, gradients.shared_arena)
         self._knocker = Knocker(machine.me, lines.wires, lines.mailbox)
@@ -83,6 +81,7 @@ class Worker:
         self._registrations: Mapping[str, Registration] = {}
         self._rolls: Mapping[str, Roll] = {}  # of members that have given up a view
         self._queue: deque[m.Event] = deque()
+        self._shares = ComputedShares(machine, gradients, audits, transfer.checkpoints, self._queue.append)
         self._directive: m.Compute | m.Commit | m.Halt | None = None
         self._ended: m.End | None = None
         self._broken_at: float | None = None
@@ -151,22 +150,16 @@ class Worker:
     def begin(self, step: int) -> None:
         """The user's loop starts to compute shards of this step, or goes on with it in another view."""
         assert self.machine.view is not None
+        self._shares.forget()
         self.attendance.begins(self._transfer.capture)
         if step:
             self._checkpoints.prepare(self.machine.view.members)
         self.begin_step(step)
         self.audits.begin(step)
 
-    def computed(self, step: int, durations_s: Sequence[float], *, over: str = "") -> None:
+    def computed(self, step: int, durations_s: Sequence[SupportsFloat], *, over: str = "") -> None:
         """The user's loop is through with the shards it was given. `over`: it wants no further steps, and why."""
-        view = self.machine.view
-        due = self._checkpoints.is_due(step + 1, first=view is None or view.members[0] == self.machine.me)
-        pace = self._pace.took(durations_s)
-        mark = secrets.randbits(63) if due else 0
-        brings = None if self.machine.step_rules.whole else self.gradients.brings()
-        said = self.audits.said(step, view.members if view is not None else ())
-        saving = self._checkpoints.saving
-        self._queue.append(m.Computed(step, due, saving, pace, said=said, mark=mark, shards=brings, over=over))
+        self._shares.computed(step, durations_s, over)
 
     def tell(self, event: m.Event) -> None:
         self._queue.append(event)
@@ -217,11 +210,12 @@ class Worker:
         self._ended = end
 
     def note_pace(self, durations_s: Sequence[float]) -> None:
-        self._pace.took(durations_s)
+        self._shares.note_pace(durations_s)
 
     # ---- events
 
     def drain(self) -> None:
+        self._shares.look()
         if not self._mailbox.is_empty:
             self._read_mail()
         while self._queue and self._ended is None:
@@ -236,6 +230,7 @@ class Worker:
         if self._checkpoints.is_search_due(now):
             self._search()
             return
+        at_most_s = self._shares.patience_s(at_most_s)
         group = self._group
         if group is None:
             self._mailbox.wait(at_most_s)

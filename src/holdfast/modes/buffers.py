@@ -8,6 +8,8 @@ Owns the tensors that were the buffers when the run was joined; a forward that a
     bool                          true if it is so in one shard
     the others                    as they are
 
+On a device whether a shard has changed a buffer is not looked at, which would mean to wait: flags are kept there.
+
 A non-persistent buffer that appears, or gets another shape, is a cache: it follows from its input, is left alone and
 does not travel. A persistent one that does so is refused, since workers that compute no shard would not have it.
 """
@@ -45,6 +47,7 @@ class Buffers:
             align_tensor(entry.tensor, moved)
         self._live = [entry.tensor for entry in self._entries]
         self._base = [_plain(tensor).clone() for tensor in self._live]
+        self._waits = any(tensor.device.type != "cpu" for tensor in self._live)  # whoever looks at a value
         self.sums_like = [_sum_like(tensor) for tensor in self._base]
         self._dirty: set[int] = set()  # those that the last shard has changed
         self._known = [(module, prefix, set(module._buffers.keys())) for prefix, module in model.named_modules()]
@@ -80,11 +83,13 @@ class Buffers:
                 _copy([self._live[at] for at in dirty], [self._base[at] for at in dirty])
             self._dirty.clear()
 
-    def collect(self) -> tuple[list[torch.Tensor], list[int]]:
-        """After a shard: what is added for each, and the numbers of those that it has changed."""
+    def collect(self) -> tuple[list[torch.Tensor], list[int] | torch.Tensor]:
+        """After a shard: what is added for each, and the numbers of those that it has changed, or a flag for each."""
         if self._looked < 8:  # a buffer is born in a forward of the first step, if it is at all; else see `rebase`
             self._looked += 1
             self.check_births()
+        if self._waits:
+            return self._collect_there()
         tensors, changed = [], []
         for number, (entry, base) in enumerate(zip(self._entries, self._base, strict=True)):
             live = entry.now()
@@ -93,6 +98,12 @@ class Buffers:
                 self._dirty.add(number)
             tensors.append(_to_sum(live))
         return tensors, changed
+
+    def _collect_there(self) -> tuple[list[torch.Tensor], torch.Tensor]:
+        live = [entry.now() for entry in self._entries]
+        flags = [_differ(one, base) for one, base in zip(live, self._base, strict=True)]
+        self._dirty.update(range(len(live)))
+        return [_to_sum(one) for one in live], torch.stack(flags)
 
     def load(self, sums: Sequence[torch.Tensor], present: Iterable[int]) -> None:
         """The means: of those that some shard has changed. The others are as they were when the step began."""
@@ -235,13 +246,13 @@ def _to_sum(tensor: torch.Tensor) -> torch.Tensor:
     high = whole >> 32
     if tensor.dtype == torch.uint64:
         high = torch.bitwise_and(high, _HALF - 1)
-    return torch.cat([low, high, torch.ones(1, dtype=torch.int64)])
+    return torch.cat([low, high, torch.ones(1, dtype=torch.int64, device=tensor.device)])
 
 
 def _mean(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if _is_added_as_it_is(like.dtype) or like.dtype in _TO_WIDE:
         return total
-    count = int(total[-1])
+    count = int(total[-1]) if total.device.type == "cpu" else total[-1]
     low, high = total[: like.numel()], total[like.numel() : -1]
     quotient = torch.div(high, count, rounding_mode="floor")
     rest = (high - quotient * count) * _HALF + low
@@ -255,7 +266,13 @@ def _as_int64(tensor: torch.Tensor) -> torch.Tensor:
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """0.0 and -0.0 are equal, NaN is not equal to itself: neither says whether a shard has written here."""
-    if one.dtype.is_complex:
-        one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other)
-    bits = _BITS[one.element_size()]
-    return torch.equal(one.view(bits), other.view(bits))
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return (_bits(one) != _bits(other)).any()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    plain = torch.view_as_real(tensor.resolve_conj()) if tensor.dtype.is_complex else tensor
+    return plain.view(_BITS[plain.element_size()])

@@ -15,11 +15,14 @@ import torch
 
 from holdfast.core.errors import ConfigError
 from holdfast.data.alignment import Moved, align_tensor
+from holdfast.devices.found import device_of
 from holdfast.modes.buffers import Buffers
+from holdfast.modes.landing import Landing, Near, OnDevice
 from holdfast.modes.table_gradients import TableGradients
 from holdfast.modes.watching import BackwardWatch, ParameterWatch
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.reduction import Kept
+from holdfast.reduce.slots import Deferred
 from holdfast.state.naming import named_parameters
 
 
@@ -55,6 +58,8 @@ class GradientCapture:
         self.parameters = list(model.parameters())  # a shared parameter once
         self._names = {id(parameter): name for name, parameter in named_parameters(model).items()}
         _check(self.parameters)
+        self.device = device_of([*self.parameters, *model.buffers()])  # None: this process's memory
+        self._landing: Landing = Near() if self.device is None else OnDevice(self.device)
         moved: Moved = {}
         for parameter in self.parameters:
             align_tensor(parameter, moved)  # made from an array, it lies elsewhere in every process
@@ -66,8 +71,7 @@ class GradientCapture:
         self._trained: list[torch.nn.Parameter] = []
         self._frozen: list[torch.nn.Parameter] = []
         self._layout: Layout | None = None
-        self._loaded: tuple[int, Layout, list[torch.Tensor]] | None = None
-        self._summed: tuple[int, Layout, list[_Summed]] | None = None  # as `_loaded`, for each section
+        self._summed: tuple[int, Layout, list[_Summed]] | None = None  # where a mean was, and its sections
         self.has_gradients = False  # of the step that was loaded last
 
     def whole_layout(self) -> Layout:
@@ -109,7 +113,10 @@ class GradientCapture:
                 tensors = [None if tensor is None else tensor * weight for tensor in tensors]
             first = len(tensors)
             buffers, changed = self.buffers.collect()
-            sums.add(shard, [*tensors, *buffers], [*present, *(first + number for number in changed)])
+            if isinstance(changed, torch.Tensor):
+                sums.add(shard, [*tensors, *buffers], Deferred(present, first, changed))
+            else:
+                sums.add(shard, [*tensors, *buffers], [*present, *(first + number for number in changed)])
 
     def _check_gradients(self) -> None:
         if any(parameter.grad is not None for parameter in self._frozen):
@@ -125,27 +132,20 @@ class GradientCapture:
 
     def load(self, kept: Kept) -> None:
         """Put the mean of a step where the user's lines expect it."""
-        views = self._views(kept)
         with _NO_GRADIENTS:
-            grads: list[torch.Tensor] = []
-            means: list[torch.Tensor] = []
+            views = self._landing.views(kept)
             for parameter in self._frozen:
                 parameter.grad = None  # of a step before it was frozen, on a worker that has no shards in this one
+            given: list[torch.nn.Parameter] = []
+            means: list[torch.Tensor] = []
             for index, parameter in enumerate(self._trained):
-                if index not in kept.present:
+                if index in kept.present:
+                    given.append(parameter)
+                    means.append(views[index])
+                else:
                     parameter.grad = None
-                    continue
-                grad = parameter.grad
-                if grad is None or grad.stride() != parameter.stride():
-                    # A hook may have given it other strides here, and a worker without shards has none of them.
-                    grad = parameter.grad = torch.empty_like(parameter)
-                elif grad.requires_grad:
-                    grad = parameter.grad = grad.detach()
-                grads.append(grad)
-                means.append(views[index])
-            if grads:
-                torch._foreach_copy_(grads, means)
-            self.has_gradients = bool(grads)
+            self._landing.give(given, means)
+            self.has_gradients = bool(given)
             self.buffers.load(views[len(self._trained) :], self._buffers_in(kept))
         torch.clear_autocast_cache()
         self.backward_watch.arm(self._trained)
@@ -171,12 +171,24 @@ class GradientCapture:
             buffers = buffers or not _has_finite_sum(section.buffers)
             if _has_finite_sum(section.gradients):
                 continue
-            views = self._views(kept)
+            views = kept.layout.views(kept.memory)
             for index in section.entries:
                 if not torch.isfinite(views[index]).all():
                     return f"the gradient of {self._names[id(self._trained[index])]!r}"
-        name = self.buffers.first_non_finite(self._buffers_in(kept)) if buffers else ""
+        name = self.buffers.first_non_finite(self._suspects(kept)) if buffers else ""
         return f"the buffer {name!r}" if name else ""
+
+    def is_zero(self, kept: Kept) -> bool:
+        """Whether every gradient of a mean is, where it was added up."""
+        return not any(bool(section.gradients.any()) for section in self._sections(kept))
+
+    def _suspects(self, kept: Kept) -> list[int]:
+        """Buffers that may not be finite. To look at one on a device is to wait, so its mean is looked at before."""
+        present = self._buffers_in(kept)
+        if self.device is None:
+            return present
+        means = kept.layout.views(kept.memory)[len(self._trained) :]
+        return [number for number in present if not torch.isfinite(means[number]).all()]
 
     def _buffers_in(self, kept: Kept) -> list[int]:
         first = len(self._trained)
@@ -194,12 +206,6 @@ class GradientCapture:
                 found.append(_Summed(vector[:end], section.entries[:count], vector[end:]))
             self._summed = (key, kept.layout, found)
         return self._summed[2]
-
-    def _views(self, kept: Kept) -> list[torch.Tensor]:
-        key = kept.memory.data_ptr()
-        if self._loaded is None or self._loaded[0] != key or self._loaded[1] is not kept.layout:
-            self._loaded = (key, kept.layout, kept.layout.views(kept.memory))
-        return self._loaded[2]
 
 
 def _has_finite_sum(vector: torch.Tensor) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from holdfast.core.config import RunConfig
+from holdfast.core.errors import ConfigError
 from holdfast.data.shards import ShardPlan
 from holdfast.events import EventLog
 from holdfast.ledger.port import Ledger
@@ -244,6 +245,7 @@ class Mode(ABC):
     """A way to train, as `holdfast.join(mode=...)` takes it. What it is made with must be the same on all workers."""
 
     uses_servers: ClassVar[bool] = False  # the run needs parameter servers
+    on_devices: ClassVar[bool] = False  # models may be on an accelerator
 
     def words(self) -> str:
         """As the run's settings have it: all workers must say the same. Its class, and what it was made with."""
@@ -252,6 +254,14 @@ class Mode(ABC):
 
     def check(self, config: RunConfig, plan: ShardPlan) -> None:
         """ConfigError if these settings and this data cannot be trained with in this mode."""
+
+    def check_device(self, device: torch.device | None) -> None:
+        """ConfigError if it does not train models on this device; None: in this process's memory."""
+        if device is not None and not self.on_devices:
+            raise ConfigError(
+                f"the model is on {device}, and the mode {type(self).__name__} trains models on the CPU only",
+                hint="leave out the mode, or move the model to the CPU before holdfast.join",
+            )
 
     def check_size(self, workers: int, shards: int) -> None:
         """ConfigError if the run has too few workers for it, or for this number of shards."""

@@ -19,6 +19,7 @@ from holdfast.reduce.layout import Layout
 from holdfast.reduce.sums import Sums
 from holdfast.reduce.tree import Range
 
+Number = float | torch.Tensor  # as recorded: on a device it is read with the step's sums, and a float from then on
 SMALL_BYTES = 256 * 1024  # up to here every member adds everything itself: one round of messages instead of two
 
 

@@ -1,7 +1,8 @@
 """A worker's own sums for one step: each shard's gradients go into the tree as far as it reaches here.
 
-Owns the slots of this worker's arena. What is in a slot is the sum of one node of the tree; merging two siblings
-adds one slot into the other. Nothing here is changed by a reduction, so a reduction that fails can be done again.
+Owns the slots of this worker, wherever they are (slots.py). What is in a slot is the sum of one node of the tree;
+merging two siblings adds one slot into the other. Nothing here is changed by a reduction, so a reduction that fails can
+be done again.
 
 Buffers travel like gradients: every shard starts from the step's first values, and the step ends with the mean
 of what the shards made of them.
@@ -16,15 +17,19 @@ import torch
 from holdfast.core.errors import ConfigError
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.layout import Layout
+from holdfast.reduce.slots import ArenaSlots, Deferred, Slots
 from holdfast.reduce.tree import Range, Tree, leaves_over, tree_over
 
 
 class Sums:
     """The sums of one step. `begin` starts a step; `add` takes a shard; `nodes` says what is there."""
 
-    def __init__(self, arena: Arena, shards: int, *, parities: int, by_shard: bool = False) -> None:
-        """`by_shard`: nothing is added up, every shard keeps a slot of its own."""
+    def __init__(
+        self, arena: Arena, shards: int, *, parities: int, by_shard: bool = False, slots: Slots | None = None
+    ) -> None:
+        """`by_shard`: nothing is added up, every shard keeps a slot of its own. `slots`: None: those of the arena."""
         self.arena = arena
+        self.slots: Slots = slots or ArenaSlots(arena)
         self.shards = shards
         self.tree: Tree = leaves_over(shards) if by_shard else tree_over(shards)
         self._parities = parities  # 2: a peer may still read the sums of the step before
@@ -34,12 +39,14 @@ class Sums:
         self.step = -1
         self.held: dict[Range, int] = {}  # node -> slot
         self.present: set[int] = set()  # tensors that some shard has brought
+        self.deferred: list[Deferred] = []  # the same, of shards of which it is not known yet
         self._free: list[int] = []
 
     def begin(self, step: int, layout: Layout) -> None:
         """Start a step, unless it is the one under way: then its sums are kept."""
         if layout is not self.layout:
             self._views.clear()
+            self.slots.forget()
             self.layout = layout
         if step == self.step:
             return
@@ -48,6 +55,7 @@ class Sums:
         self._free = list(range(first + self._per_parity - 1, first - 1, -1))
         self.held = {}
         self.present = set()
+        self.deferred = []
 
     def add(self, shard: int, tensors: Sequence[torch.Tensor | None], present: Iterable[int]) -> None:
         """Put one shard's tensors where the tree wants them. None is a gradient that is not there: zeros.
@@ -56,7 +64,10 @@ class Sums:
         """
         node: Range = (shard, shard + 1)
         absent = [index for index, tensor in enumerate(tensors) if tensor is None]
-        self.present.update(present)
+        if isinstance(present, Deferred):
+            self.deferred.append(present)
+        else:
+            self.present.update(present)
         parent_of = self.tree.parents
         parent = parent_of.get(node)
         if parent is not None and parent[1] in self.held:
@@ -84,7 +95,7 @@ class Sums:
         assert self.layout is not None
         views = self._views.get(slot)
         if views is None:
-            views = self._views[slot] = self.layout.views(self.arena.slot(slot, self.layout))
+            views = self._views[slot] = self.layout.views(self.slots.memory(slot, self.layout))
         return views
 
     def _store(self, slot: int, tensors: Sequence[torch.Tensor | None], absent: list[int]) -> None:
@@ -109,8 +120,8 @@ class Sums:
 
     def _merge(self, slot: int, other: int) -> None:
         assert self.layout is not None
-        into = self.layout.vectors(self.arena.slot(slot, self.layout))
-        with_ = self.layout.vectors(self.arena.slot(other, self.layout))
+        into = self.layout.vectors(self.slots.memory(slot, self.layout))
+        with_ = self.layout.vectors(self.slots.memory(other, self.layout))
         for a, b in zip(into, with_, strict=True):
             a.add_(b)
 

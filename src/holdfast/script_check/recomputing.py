@@ -21,6 +21,7 @@ from holdfast.data.fetching import Place
 from holdfast.data.loader import ShardLoader
 from holdfast.engine.api.run import Run
 from holdfast.modes.capture import Collector
+from holdfast.reduce.reduction import Number
 from holdfast.script_check.batches import described, misplaced
 from holdfast.script_check.joining_in import write_snapshot
 from holdfast.script_check.notes import (
@@ -88,7 +89,7 @@ class Recomputing:
         return batch
 
     def collector(
-        self, shard: int, inner: Collector, metrics: Mapping[str, Mapping[int, float]], *, counts: bool
+        self, shard: int, inner: Collector, metrics: Mapping[str, Mapping[int, Number]], *, counts: bool
     ) -> Collector:
         return _Tap(self, inner if counts else None, metrics)
 
@@ -240,7 +241,7 @@ class _Tap:
     """Takes the digest of everything that a shard leaves behind, and passes it on if it counts."""
 
     def __init__(
-        self, checker: Recomputing, inner: Collector | None, metrics: Mapping[str, Mapping[int, float]]
+        self, checker: Recomputing, inner: Collector | None, metrics: Mapping[str, Mapping[int, Number]]
     ) -> None:
         self._checker = checker
         self._inner = inner
@@ -254,7 +255,7 @@ class _Tap:
             for name, tensor in zip(self._checker.names(), tensors, strict=True)
         }
         recorded = {name: values[shard] for name, values in self._metrics.items() if shard in values}
-        words |= {f"the metric {name}": value.hex() for name, value in recorded.items()}
+        words |= {f"the metric {name}": float(value).hex() for name, value in recorded.items()}
         self._checker.left_behind(shard, words, counts=self._inner is not None)
         if self._inner is not None:
             self._inner.add(shard, tensors, present)

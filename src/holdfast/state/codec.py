@@ -28,7 +28,8 @@ import numpy
 import torch
 
 from holdfast.core.errors import ConfigError, ProtocolError
-from holdfast.state.layout import dtype_name, readable
+from holdfast.devices.copies import here
+from holdfast.state.layout import dense, dtype_name
 
 Tree: TypeAlias = Any  # what json.loads can return
 
@@ -44,15 +45,19 @@ _NUMPY_DTYPES = {dtype.name: dtype for dtype in map(numpy.dtype, "GgqQlLiIhHbB?e
 _HINT = "a state_dict may hold dicts, lists, tuples, numbers, strings, None, tensors and numpy values"
 
 
-def flatten(value: Any, *, sort: bool = False, path: str = "state") -> tuple[Tree, list[torch.Tensor]]:
+def flatten(
+    value: Any, *, sort: bool = False, path: str = "state", anywhere: bool = False
+) -> tuple[Tree, list[torch.Tensor]]:
     """The tree of `value` and the tensors it refers to by number; tensors are references wherever possible.
+
+    They are in this process's memory, or `anywhere`: those of a device are still there.
 
     With `sort`, dicts are written in the order of their keys, so that two workers whose dicts were filled in a
     different order get the same bytes; but for those in an `InOrder`.
     """
     encoder = _Encoder(sort)
     tree = encoder.encode(value, path, 0)
-    return tree, encoder.tensors
+    return tree, encoder.tensors if anywhere else here(encoder.tensors)
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class _Encoder:
         raise ConfigError(f"{path} is a {kind.__name__}, which cannot travel in a snapshot", hint=_HINT)
 
     def _add(self, tensor: torch.Tensor, path: str) -> int:
-        self.tensors.append(readable(tensor, path))
+        self.tensors.append(dense(tensor, path))
         return len(self.tensors) - 1
 
     def _numpy(self, value: Any, path: str) -> Tree:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xxhash
 
-from holdfast.state.layout import TensorSpec, memory_of, readable, spec_of
+from holdfast.devices.copies import here
+from holdfast.state.layout import TensorSpec, dense, memory_of, spec_of
 from holdfast.state.naming import named_state
 
 if TYPE_CHECKING:
@@ -26,8 +27,12 @@ _PIECE_BYTES = 64 * 2**20
 def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """32 hex digits. The memory layout does not count: a channels_last tensor has the digest of its row-major twin."""
     hasher = xxhash.xxh3_128()
+    names, dense_ones = [], []
     for name, tensor in tensors:
-        row_major = readable(tensor, name).contiguous()
+        names.append(name)
+        dense_ones.append(dense(tensor, name))
+    for name, found in zip(names, here(dense_ones), strict=True):
+        row_major = found.contiguous()
         _update(hasher, name, row_major, TensorSpec(row_major.dtype, tuple(row_major.shape)))
     return hasher.hexdigest()
 

@@ -71,7 +71,15 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def readable(tensor: torch.Tensor, path: str) -> torch.Tensor:
-    """The same values in dense memory of this process: `tensor` itself, detached, wherever that is possible."""
+    """The same values in dense memory of this process: `tensor` itself, detached, wherever that is possible.
+
+    Waits for a device. Of many tensors take what is `dense`, and bring that here in one go (devices/copies.py).
+    """
+    return dense(tensor, path).cpu()
+
+
+def dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
+    """The same values in dense memory, on the device where they are. ConfigError if they cannot travel."""
     if tensor.layout != torch.strided or tensor.dtype not in _NAMES or tensor.device.type == "meta":
         raise ConfigError(
             f"{path} is a {str(tensor.layout).removeprefix('torch.')} tensor of {dtype_name(tensor.dtype)} "
@@ -84,7 +92,7 @@ def readable(tensor: torch.Tensor, path: str) -> torch.Tensor:
             f"{path} is a {type(plain).__name__}, which cannot travel in a snapshot",
             hint="keep plain dense tensors in the model, the optimizer and everything else with a state_dict",
         )
-    plain = plain.resolve_conj().resolve_neg().cpu()
+    plain = plain.resolve_conj().resolve_neg()
     if plain.is_contiguous() or _dense_order(plain):
         return plain
     return plain.contiguous()
@@ -98,20 +106,25 @@ def _dense_order(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
-    """Describes a tensor that `readable` returned, or any other: one with gaps counts as row-major."""
+    """Describes a tensor that `dense` returned, or any other: one with gaps counts as row-major."""
     order = () if tensor.is_contiguous() else _dense_order(tensor)
     return TensorSpec(tensor.dtype, tuple(tensor.shape), order)
 
 
 def memory_of(tensor: torch.Tensor, spec: TensorSpec | None = None) -> memoryview:
     """The tensor's own bytes, without a copy. The view keeps the memory alive."""
+    if not tensor.numel():
+        return memoryview(bytearray())  # whose strides may be anything
+    flat: Any = as_bytes(tensor, spec).numpy()
+    return memoryview(flat)
+
+
+def as_bytes(tensor: torch.Tensor, spec: TensorSpec | None = None) -> torch.Tensor:
+    """The same as a flat tensor, wherever it is. It has at least one element, and is such as `dense` returns."""
     spec = spec or spec_of(tensor)
     physical = tensor.detach().permute(spec.order) if spec.order else tensor.detach()
-    assert physical.is_contiguous(), "memory_of needs what readable() returned"
-    if not physical.numel():
-        return memoryview(bytearray())  # whose strides may be anything
-    flat: Any = physical.view(-1).view(torch.uint8).numpy()
-    return memoryview(flat)
+    assert physical.is_contiguous(), "it needs what dense() returned"
+    return physical.view(-1).view(torch.uint8)
 
 
 def allocate(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:

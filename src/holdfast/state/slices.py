@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
 
+import torch
 import xxhash
 
+from holdfast.devices.copies import CPU, Download, Downloads
 from holdfast.state.codec import Tree, pairs_of, unpack_tree
-from holdfast.state.layout import memory_of
+from holdfast.state.layout import as_bytes, memory_of
 from holdfast.state.snapshot import Snapshot
 
 SLICE_BYTES = 128 * 2**20  # hashed in 20 ms; to find what lies in it takes as long where parameters are many
@@ -27,18 +30,46 @@ def slices_for(parameters_bytes: int) -> int:
 
 def slice_digest(snapshot: Snapshot, number: int, slices: int) -> str:
     """For portion `number` of so many: 32 hex digits for all of it, then 8 for each PARTS-th, to find what differs."""
-    portion = _Bytes(snapshot, number, slices)
-    whole = xxhash.xxh3_128()
-    whole.update(f"{snapshot.step} {number} {slices} {portion.total} {len(snapshot.tree)} ".encode())
-    whole.update(snapshot.tree)
-    marks = []
-    for start, stop in portion.parts:
-        hasher = xxhash.xxh3_128()
-        for tensor, first, last in portion.within(start, stop):
-            hasher.update(portion.memory(tensor)[first:last])
-        whole.update(hasher.digest())
-        marks.append(hasher.hexdigest()[:_MARK_DIGITS])
-    return str(whole.hexdigest() + "".join(marks))
+    return Portion(snapshot, number, slices).digest()
+
+
+class Portion:
+    """Portion `number` of so many. With `downloads`, its bytes on a device are put together there as they are now, and
+    come in one piece."""
+
+    def __init__(self, snapshot: Snapshot, number: int, slices: int, downloads: Downloads | None = None) -> None:
+        self._bytes = _Bytes(snapshot, number, slices)
+        head = f"{snapshot.step} {number} {slices} {self._bytes.total} {len(snapshot.tree)} "
+        self._head = head.encode() + snapshot.tree
+        self._coming: Download | None = None
+        there = [cut for cut in self._cuts() if snapshot.tensors[cut[0]].device != CPU] if downloads else []
+        if downloads is not None and there:
+            cuts = [as_bytes(snapshot.tensors[tensor])[first:last] for tensor, first, last in there]
+            self._coming = downloads.begin([torch.cat(cuts)])
+        ends = accumulate(last - first for _, first, last in there)
+        self._offsets = {cut: end - (cut[2] - cut[1]) for cut, end in zip(there, ends, strict=True)}
+
+    def digest(self) -> str:
+        """See `slice_digest`. Waits for what is still on its way."""
+        came = memoryview(b"")
+        if self._coming is not None:
+            self._coming.wait()
+            came = memory_of(self._coming.tensors[0])
+        whole = xxhash.xxh3_128(self._head)
+        marks = []
+        for start, stop in self._bytes.parts:
+            hasher = xxhash.xxh3_128()
+            for cut in self._bytes.within(start, stop):
+                tensor, first, last = cut
+                at = self._offsets.get(cut)
+                hasher.update(self._bytes.memory(tensor)[first:last] if at is None else came[at : at + last - first])
+            whole.update(hasher.digest())
+            marks.append(hasher.hexdigest()[:_MARK_DIGITS])
+        return str(whole.hexdigest() + "".join(marks))
+
+    def _cuts(self) -> Iterator[tuple[int, int, int]]:
+        for start, stop in self._bytes.parts:
+            yield from self._bytes.within(start, stop)
 
 
 def difference(snapshot: Snapshot, number: int, slices: int, one: str, other: str) -> str:

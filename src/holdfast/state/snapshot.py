@@ -4,6 +4,8 @@ Invariants:
 - `capture` refers to parameters and optimizer state and does not copy them: they change only in
   `optimizer.step()`, so another thread may read the snapshot until then, and nobody after that. What may change
   during a step (buffers, hyperparameters, everything in `extras`) is copied.
+- Tensors of a device stay there. `on_host` brings them here as they were when the snapshot was taken, in the thread
+  that asks, which alone waits: the state may change again when that has returned.
 - `restore` keeps the identity of every parameter and buffer, and checks the whole snapshot before it writes.
 - After `restore(s)`, `capture(s.step).digest() == s.digest()`.
 
@@ -12,18 +14,20 @@ A Holder belongs to the thread that runs the user's loop. A Snapshot is immutabl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from holdfast.core.errors import ConfigError, ProtocolError
+from holdfast.devices.copies import CPU, as_of, mark_on
 from holdfast.state.codec import InOrder, Tree, flatten, pack_tree, unflatten, unpack_tree
 from holdfast.state.digest import state_digest
 from holdfast.state.extras import Stateful, capture_extra, check_kinds, refer_to_extra, restore_extra
 from holdfast.state.flags import ModuleFlags
-from holdfast.state.layout import TensorSpec, allocate, dtype_name, readable, spec_of
+from holdfast.state.layout import TensorSpec, allocate, dense, dtype_name, spec_of
 from holdfast.state.naming import named_buffers, named_parameters, plain_name
 from holdfast.state.optimizer import (
     AddedGroups,
@@ -57,6 +61,10 @@ class Snapshot:
     tree: bytes
     tensors: tuple[torch.Tensor, ...]
     _chunks: dict[tuple[int, int], bytes] = field(default_factory=dict, repr=False)  # digests, once computed
+    _taken: torch.Event | None = field(default=None, repr=False)  # on the device on which some of the tensors are
+    _twin: Snapshot | None = field(default=None, init=False, repr=False)
+    _near: dict[int, torch.Tensor] = field(default_factory=dict, init=False, repr=False)  # brought by one thread
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _digest: str = field(default="", init=False, repr=False)
 
     @property
@@ -64,14 +72,37 @@ class Snapshot:
         """Of the tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
+    @classmethod
+    def taken(cls, step: int, tree: bytes, tensors: Sequence[torch.Tensor]) -> Snapshot:
+        """Of tensors as they are where this thread is now in what it gives to their device."""
+        device = next((tensor.device for tensor in tensors if tensor.device != CPU), None)
+        return cls(step, tree, tuple(tensors), _taken=mark_on(device) if device is not None else None)
+
     def copied(self) -> Snapshot:
         """With memory of its own: what it was taken of may change."""
-        return Snapshot(self.step, self.tree, tuple(tensor.clone() for tensor in self.tensors))
+        return Snapshot.taken(self.step, self.tree, [tensor.clone() for tensor in self.tensors])
+
+    def on_host(self) -> Snapshot:
+        """Itself, or its twin in this process's memory. Waits for a device; may be asked in any thread."""
+        if self._taken is None:
+            return self
+        with self._lock:
+            if self._twin is None:
+                self._twin = Snapshot(self.step, self.tree, tuple(as_of(self._taken, self.tensors)), self._chunks)
+            return self._twin
+
+    def some_on_host(self, numbers: Set[int]) -> tuple[torch.Tensor, ...]:
+        """Its tensors, of which at least those of these numbers are in this process's memory."""
+        if self._taken is None:
+            return self.tensors
+        missing = sorted(numbers - self._near.keys())
+        self._near.update(zip(missing, as_of(self._taken, [self.tensors[number] for number in missing]), strict=True))
+        return tuple(self._near.get(number, tensor) for number, tensor in enumerate(self.tensors))
 
     def chunk_digests(self) -> dict[tuple[int, int], bytes]:
         """The digest of each chunk of the tensors' memory, computed at the first call and then kept."""
         if not self._chunks:
-            space = Space(self.tensors)
+            space = Space(self.on_host().tensors)
             self._chunks.update({chunk: space.digest(*chunk) for chunk in space.chunks()})
         return self._chunks
 
@@ -129,8 +160,8 @@ class Holder:
             "optimizer": capture_optimizers(self._optimizer, parameters),
             "extras": {name: of_extra(extra) for name, extra in self._extras.items()},
         }
-        tree, tensors = flatten(state, sort=True)
-        return Snapshot(step, pack_tree(tree), tuple(tensors))
+        tree, tensors = flatten(state, sort=True, anywhere=True)
+        return Snapshot.taken(step, pack_tree(tree), tensors)
 
     def place(self, tree: bytes, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
         """Where a snapshot's tensors may be received: parameters where they live, everything else in new memory.
@@ -143,7 +174,7 @@ class Holder:
             index = numbers.get(name, -1)
             if 0 <= index < len(specs) and parameter.device.type == "cpu" and places[index] is None:
                 live = parameter.detach()
-                if readable(live, name).data_ptr() == live.data_ptr() and spec_of(live) == specs[index]:
+                if dense(live, name).data_ptr() == live.data_ptr() and spec_of(live) == specs[index]:
                     places[index] = live
         for index, tensor in enumerate(places):
             if tensor is None:
@@ -231,7 +262,7 @@ def _check_tensors(what: str, sent: Mapping[str, Any], mine: Mapping[str, torch.
             difference = f"shape {tuple(other.shape)} in the run and {tuple(tensor.shape)} here"
         elif tensor.dtype != other.dtype:
             difference = f"dtype {dtype_name(other.dtype)} in the run and {dtype_name(tensor.dtype)} here"
-        elif what == "parameter" and spec_of(readable(tensor, name)) != spec_of(other):
+        elif what == "parameter" and spec_of(dense(tensor, name)) != spec_of(other):
             # Kernels choose their path by strides: the next step would have other bits.
             difference = "another memory format in the run than here"
         else:

@@ -57,6 +57,7 @@ def serve(
     that was stopped before it asked would take another state for this one. PeerError when the joiner stalls or breaks
     the protocol.
     """
+    snapshot = snapshot.on_host()
     tensors = _Tensors(snapshot)
 
     def find(name: str) -> Offer:

@@ -31,6 +31,7 @@ from holdfast.core.words import (
     slot_of,
     worker_id,
 )
+from holdfast.devices.visible import devices_of, variables_for
 from holdfast.ledger.port import Ledger
 from holdfast.placement.directory import RunDirectory
 from holdfast.placement.environment import WorkerEnvironment, process_variables
@@ -113,10 +114,13 @@ class Crew:
         )
         # The ledger that the agent serves itself is never away for long.
         place = replace(place, listen=self._listen, outage_s=settings.outage_s if settings.ledger else 0.0)
+        # The process that workers are forked from, which has no name, opens no device, and sees them as this one does.
+        devices = devices_of(settings.devices, os.environ) if worker else None
         return {
             **os.environ,
             **place.to_variables(),
             **process_variables(),
+            **variables_for(slot_of(worker) if worker else 0, devices, os.environ),
         }
 
     def _new_log(self, worker: str) -> Path:

@@ -279,6 +279,7 @@ class Saver:
         self._lay_out(save)
         if save.last and self._open_storage is not None:
             self._go(Doing.WRITING)
+            save.snapshot = save.snapshot.on_host()
             save.files.update({part.number: name_of(part, save.snapshot.tensors) for part in save.layout})
             self._until_done(lambda storage: self._write_together(storage, save))
             return

@@ -161,7 +161,7 @@ class Share:
                     self._fill(part, image_buffer(part.size))
         for part in self.layout:
             if part.number not in self.images and not self.mark:
-                self.files[part.number] = name_of(part, self.snapshot.tensors)
+                self.files[part.number] = name_of(part, self._tensors_of(part))
         if versions != [tensor._version for tensor in self.snapshot.tensors]:
             raise ConfigError(
                 f"the state of step {self.step} was changed while it was copied",
@@ -170,8 +170,12 @@ class Share:
         self.snapshot = Snapshot(self.step, self.snapshot.tree, ())
 
     def _fill(self, part: Part, image: torch.Tensor) -> None:
-        fill(part, image, self.snapshot.tensors)
+        fill(part, image, self._tensors_of(part))
         self.images[part.number] = image
+
+    def _tensors_of(self, part: Part) -> Sequence[torch.Tensor]:
+        """All tensors, of which at least the part's are in this process's memory."""
+        return self.snapshot.some_on_host({piece.tensor for piece in part.pieces})
 
     def let_go(self) -> None:
         """Of the neighbour's memory."""

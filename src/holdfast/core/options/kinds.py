@@ -136,6 +136,25 @@ class Choice(Text):
 
 
 @dataclass(frozen=True)
+class ChoiceOrCount(Text):
+    """One of the words, or a whole number from `low` to `high`, as a word."""
+
+    words: tuple[str, ...]
+    low: int
+    high: int
+
+    def check(self, what: str, value: Any, hint: str) -> None:
+        if value in self.words:
+            return
+        count = int(value) if str(value).isascii() and str(value).isdigit() else None
+        if count is None:
+            words = ", ".join(self.words)
+            raise ConfigError(f"{what} is {value!r:.40}", hint=f"{words}, or a number from {self.low} to {self.high}")
+        if not self.low <= count <= self.high:
+            raise ConfigError(f"{what} is {count}, but must be from {self.low} to {self.high}", hint=hint or SEE)
+
+
+@dataclass(frozen=True)
 class Switch(Text):
     """Off, the empty word, unless its flag is given, which takes no word: then ON."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.core.options.declaring import Option, option
-from holdfast.core.options.kinds import Choice, Duration, Fraction, ListenAddress, Switch, Text, Whole
+from holdfast.core.options.kinds import Choice, ChoiceOrCount, Duration, Fraction, ListenAddress, Switch, Text, Whole
 
 WORKERS_MAX = 1024
 SERVERS_MAX = 256
@@ -19,6 +19,8 @@ STEPS_MAX = 10**12
 AUDIT_EVERY_MAX = 1_000_000
 DAY_S = 86400.0
 WARM, COLD = STARTS = ("warm", "cold")  # forked from a process that has imported what they need, or one by one
+AUTO, NONE = "auto", "none"  # which of a host's accelerators its workers are given
+DEVICES_MAX = 64
 PATHS = ("auto", "shared-memory", "network")
 ON, OFF = REBALANCE = ("on", "off")  # shards follow the workers' paces, or stay with them
 REFUSE, WARN = NUMERICS = ("refuse", "warn")  # a worker whose arithmetic gives other bits
@@ -98,6 +100,14 @@ class AgentOptions:
         group=CREW,
         help="warm: workers are forked from a process that has the script's imports; cold: each starts by itself",
         more="A [fork](../decisions/0010-workers-are-forked-warm.md) replaces a worker in a tenth of a second",
+    )
+    devices: str = option(
+        ChoiceOrCount((AUTO, NONE), 1, DEVICES_MAX),
+        AUTO,
+        group=CREW,
+        metavar="auto|none|K",
+        help="each worker sees one of this host's accelerators: of all, of none, or of the first K",
+        more="[Accelerators](../how-to/accelerators.md)",
     )
     metrics: str = option(
         ListenAddress(alone=f"127.0.0.1:{METRICS_PORT}"),

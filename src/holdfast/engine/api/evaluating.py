@@ -20,7 +20,7 @@ import torch
 from holdfast.core.errors import ConfigError
 from holdfast.data.alignment import align_batch
 from holdfast.data.fetching import ShardFetcher
-from holdfast.data.seeding import derive_seed, seed_everything
+from holdfast.data.seeding import derive_seed, device_generators, seed_everything
 from holdfast.engine.api.inputs import length_of
 
 Weighed: TypeAlias = dict[str, tuple[float, float]]  # metric -> sum, and the weight that the sum is over
@@ -201,7 +201,4 @@ def _generators() -> list[Callable[[], object]]:
         found.append(lambda: numpy.random.set_state(numbers))
     torch_state = torch.get_rng_state()
     found.append(lambda: torch.set_rng_state(torch_state))
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        devices = torch.cuda.get_rng_state_all()
-        found.append(lambda: torch.cuda.set_rng_state_all(devices))
-    return found
+    return [*found, *device_generators()]

@@ -15,6 +15,7 @@ from holdfast.checkpoint.settings import Checkpoints, CheckpointSettings
 from holdfast.core.config import RunConfig
 from holdfast.data.loader import ShardLoader
 from holdfast.data.sampling import Given
+from holdfast.data.seeding import know_devices
 from holdfast.data.shards import ShardPlan
 from holdfast.engine.api.alone import answers_mistakes_in_a_sentence
 from holdfast.engine.api.hash_order import say_where_order_is_chance
@@ -127,10 +128,11 @@ def join(
         "prefetch_factor": prefetch_factor,
         "worker_init_fn": worker_init_fn,
     }
-    loader = ShardLoader(dataset, plan, collate_fn=collate_fn, **ahead)
+    loader = ShardLoader(dataset, plan, collate_fn=collate_fn, pinned=capture.device is not None, **ahead)
+    mode.check_device(capture.device)
     _prepare(model, extras, config.threads, environment)
     check_servers(environment, mode, tables=bool(tables_of(model)))
-    place = Place(environment, fingerprint(), mode)
+    place = Place(environment, fingerprint(capture.device), mode)
     connect_tables(model, environment, place.me, place.host, place.keys)
     training = Training(model, optimizer, extras, capture=capture, plan=plan, loader=loader, saving=saving)
     run = take_part(place, training, config)
@@ -224,6 +226,7 @@ def _prepare(
     if environment is not None:
         check_free(environment.worker)
     fix_arithmetic(threads)
+    know_devices()
     keep_freed_memory()
     wake_scalers(model, extras)
     try_extras(extras)

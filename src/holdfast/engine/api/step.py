@@ -12,6 +12,7 @@ import torch
 
 from holdfast.core.errors import ConfigError
 from holdfast.engine.steps import Shard, StepEngine, StepState
+from holdfast.reduce.reduction import Number
 from holdfast.state.objects import pack_object, unpack_object
 
 GATHERED_BYTES_MAX = 2 * 2**20  # of all shards of a step: they travel with what members say of their sums
@@ -92,7 +93,10 @@ class Step:
         return self._engine.open
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: Any) -> Number:
+    """As a float; of a device it stays there, as it is now, and comes with the step's sums."""
+    if isinstance(value, torch.Tensor) and not value.is_cpu and value.numel() == 1 and not value.is_complex():
+        return value.detach().reshape(()).to(torch.float64, copy=True)
     try:
         return float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
     except (TypeError, ValueError, RuntimeError):

@@ -6,20 +6,19 @@ The state is hashed where a step begins: nothing of it changes before the script
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import xxhash
 
 from holdfast.core.config import RunConfig
 from holdfast.core.errors import ConfigError, CorruptionError
 from holdfast.core.options.run import REFUSE
 from holdfast.core.words import KEY_LIARS, encode_json, host_of
+from holdfast.devices.copies import Downloads
 from holdfast.engine.ledger_feed import LedgerFeed
 from holdfast.engine.optimizer_calls import OptimizerCalls
+from holdfast.engine.recovery.shard_digests import NO_DIGEST, Later, Tap, as_it_is, may_be_finite
 from holdfast.engine.recovery.trusting import Trusting
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
@@ -27,10 +26,10 @@ from holdfast.membership.auditing import Auditing, Finding, Rules, Said
 from holdfast.membership.suspecting import EVERYWHERE, Details
 from holdfast.modes.capture import Collector
 from holdfast.placement.environment import WorkerEnvironment
+from holdfast.reduce.reduction import Number
 from holdfast.reduce.sums import Sums
 from holdfast.state.entries import entries_of
-from holdfast.state.layout import TensorSpec, memory_of, readable
-from holdfast.state.slices import difference, slice_digest, slices_for
+from holdfast.state.slices import Portion, difference, slice_digest, slices_for
 from holdfast.state.snapshot import Holder
 
 CORRUPTION = "corruption"  # the kind of rewinds that follow
@@ -66,7 +65,9 @@ class Audits:
         calls: OptimizerCalls,
         trusting: Trusting,
         doubts: bool,
+        downloads: Downloads | None = None,
     ) -> None:
+        """`downloads`: where the model is on a device: what is hashed comes from there with the step's sums."""
         self.trusting = trusting
         self.found: Finding | None = None  # the last
         self.calls = calls
@@ -77,9 +78,10 @@ class Audits:
         self._holder = holder
         self._events = events
         self._feed = feed
+        self._downloads = downloads
         self._step = -1
-        self._shards: dict[int, str] = {}
-        self._state = ""
+        self._shards: dict[int, Later] = {}
+        self._state: Later = NO_DIGEST
         self._came = 0  # the step with which this worker was given its state, or began
         self._narrow = -1  # the step whose state all tell each other in detail
 
@@ -89,11 +91,12 @@ class Audits:
             return
         if not self._step < step <= self._step + 2:  # one step more is one whose mean it was sent
             self._came = step
-        self._step, self._shards, self._state = step, {}, ""
+        self._step, self._shards, self._state = step, {}, NO_DIGEST
         rules = self._auditing.rules
         number = rules.slice_due(step)
         if number is not None:
-            self._state = slice_digest(self._holder.refer(step), number, min(rules.slices, rules.every))
+            portion = Portion(self._holder.refer(step), number, min(rules.slices, rules.every), self._downloads)
+            self._state = portion.digest if self._downloads is not None else as_it_is(portion.digest())
 
     def missing(self, directive: m.Compute, passed: frozenset[int]) -> tuple[int, ...]:
         """Shards that I am asked to compute for comparison, but for those of which I have the digest."""
@@ -101,15 +104,16 @@ class Audits:
             return ()  # nobody computes anything
         return tuple(shard for shard in directive.audits if shard not in self._shards)
 
-    def collector(self, shard: int, sums: Sums | None, metrics: Mapping[str, Mapping[int, float]]) -> Collector:
+    def collector(self, shard: int, sums: Sums | None, metrics: Mapping[str, Mapping[int, Number]]) -> Collector:
         """Where the shard's tensors go. `sums`: it counts; None: it is only compared.
 
         One whose metrics are not finite is compared, too: before the run gives up on its data, another worker looks.
+        Not on a device, where nobody knows yet what they are.
         """
-        finite = not self._doubts or all(math.isfinite(values.get(shard, 0.0)) for values in metrics.values())
+        finite = not self._doubts or all(may_be_finite(values.get(shard, 0.0)) for values in metrics.values())
         if sums is not None and finite and shard not in self._auditing.sampled(self._step):
             return sums
-        return _Tap(self._shards, sums, metrics)
+        return Tap(self._shards, sums, metrics, self._downloads)
 
     def said(self, step: int, members: Sequence[str]) -> Said:
         calls, late = self.calls.before(step), self.calls.late_before(step)
@@ -119,14 +123,15 @@ class Audits:
             return Said(calls=calls, late=late, leader=leader, distrusts=distrusts)
         details = None
         if step == self._narrow:
-            entries, whole = entries_of(self._holder.refer(step))
+            entries, whole = entries_of(self._holder.refer(step).on_host())
             details = Details(entries, self._came, whole)
-        state = self._whole_state() if step == self._auditing.doubted else self._state
-        return Said(tuple(sorted(self._shards.items())), state, calls, details, late, leader, distrusts)
+        state = self._whole_state() if step == self._auditing.doubted else self._state()
+        digests = tuple((shard, digest()) for shard, digest in sorted(self._shards.items()))
+        return Said(digests, state, calls, details, late, leader, distrusts)
 
     def _whole_state(self) -> str:
         """For a comparison that is made on a joiner's doubt: what it was offered is in it, to the last bit."""
-        snapshot = self._holder.capture(self._step)
+        snapshot = self._holder.capture(self._step).on_host()
         return slice_digest(snapshot, 0, 1) + snapshot.digest()
 
     def accuse(self, finding: Finding, members: Sequence[str]) -> None:
@@ -189,37 +194,6 @@ class Audits:
         rules, said = self._auditing.rules, dict(finding.digests)
         one = said[finding.liars[0]] if finding.liars else finding.digests[0][1]
         other = next(digest for digest in said.values() if digest != one)
-        snapshot = self._holder.refer(self._step)
+        snapshot = self._holder.refer(self._step).on_host()
         slices = 1 if finding.whole else min(rules.slices, rules.every)
         return difference(snapshot, finding.number, slices, one, other)
-
-
-class _Tap:
-    """Takes the digest of what a shard leaves behind, and passes it on if it counts."""
-
-    def __init__(self, digests: dict[int, str], sums: Sums | None, metrics: Mapping[str, Mapping[int, float]]) -> None:
-        self._digests = digests
-        self._sums = sums
-        self._metrics = metrics
-
-    def add(self, shard: int, tensors: Sequence[torch.Tensor | None], present: Iterable[int]) -> None:
-        present = list(present)
-        recorded = {name: values[shard] for name, values in sorted(self._metrics.items()) if shard in values}
-        self._digests[shard] = shard_digest(tensors, present, recorded)
-        if self._sums is not None:
-            self._sums.add(shard, tensors, present)
-
-
-def shard_digest(tensors: Sequence[torch.Tensor | None], present: Iterable[int], metrics: Mapping[str, float]) -> str:
-    """Of gradients and buffers in their order, of which of them the shard has a say in, and of its metrics."""
-    hasher: Any = xxhash.xxh3_128()
-    said = [sorted(present), {name: value.hex() for name, value in metrics.items()}]
-    hasher.update(json.dumps(said).encode())
-    for index, tensor in enumerate(tensors):
-        if tensor is None:
-            continue
-        row_major = readable(tensor, "a gradient").contiguous()
-        spec = TensorSpec(row_major.dtype, tuple(row_major.shape))
-        hasher.update(json.dumps([index, *spec.to_json()]).encode())
-        hasher.update(memory_of(row_major, spec))
-    return str(hasher.hexdigest())

@@ -6,6 +6,7 @@ A step always has all its shards, and what shard v of step s holds follows from 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from holdfast.core.config import RunConfig
 from holdfast.data.shards import ShardPlan
@@ -17,6 +18,8 @@ from holdfast.modes.robust import WithRule
 @dataclass(frozen=True)
 class Exact(WithRule):
     """The mode of a run that asks for no other. `aggregate`: a robust rule in place of the mean."""
+
+    on_devices: ClassVar[bool] = True
 
     def check(self, config: RunConfig, plan: ShardPlan) -> None:
         self.check_rule(config)
