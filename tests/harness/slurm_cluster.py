@@ -189,8 +189,11 @@ class SlurmCluster:
         return self.state(job)
 
     def start_now(self, job: str) -> None:
-        """A job that was put back into the queue waits for its old credential to run out, and longer."""
-        self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        """A job that was put back into the queue waits for its old credential to run out, and longer.
+
+        Not at once: a credential of the second in which the old one was revoked counts as revoked, too, and the job as failed.
+        """
+        self.run("scontrol", "update", f"JobId={job}", "StartTime=now+3")
 
     def _shown(self, job: str, name: str) -> str:
         for word in self.ask("scontrol", "show", "job", job).split():

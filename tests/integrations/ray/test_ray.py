@@ -33,11 +33,12 @@ PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "ray.md"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A head that runs nothing, and two nodes with room for all workers each."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A head that runs nothing, and two nodes with room for all workers each. What they keep, they keep for these tests."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOLDFAST_DIR", str(tmp_path_factory.mktemp("nodes")))
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TRAIN_V2_ENABLED", "1")
