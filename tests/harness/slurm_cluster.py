@@ -191,7 +191,7 @@ class SlurmCluster:
     def start_now(self, job: str) -> None:
         """A job that was put back into the queue waits for its old credential to run out, and longer.
 
-        Not at once: a credential of the second in which the old one was revoked counts as revoked, too, and the job as failed.
+        Not at once: a credential of the second in which the old one was revoked counts as revoked too.
         """
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now+3")
 

@@ -107,7 +107,7 @@ def _serve(directory: RunDirectory, socket: Path, *, fresh: bool) -> None:
         server.stop()
         with locked_for_launch(directory.path, wait=False) as alone:
             if alone:  # else a new launch is just about to use them
-                directory.remove_sockets(socket.parent)
+                directory.remove_dead_sockets(socket.parent)
 
 
 if __name__ == "__main__":

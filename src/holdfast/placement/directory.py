@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import stat
 import tempfile
 import time
@@ -193,6 +194,29 @@ class RunDirectory:
     def remove_sockets(self, socket_dir: Path) -> None:
         """When no worker lives any more: nothing of the run stays outside its directory."""
         shutil.rmtree(socket_dir, ignore_errors=True)
+
+    def remove_dead_sockets(self, socket_dir: Path) -> None:
+        """The same, where workers may come at any moment: what somebody listens on stays, and the directory with it."""
+        try:
+            for path in socket_dir.iterdir():
+                if stat.S_ISSOCK(path.lstat().st_mode) and not is_listened_on(path):
+                    path.unlink(missing_ok=True)
+            socket_dir.rmdir()
+        except OSError:
+            pass  # somebody has come, or has cleared it up
+
+
+def is_listened_on(path: Path) -> bool:
+    """Whether a process has this socket and listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:
+            pass  # it is busy
+    return True
 
 
 def _is_short(path: Path) -> bool:

@@ -7,8 +7,6 @@ directory lets one of those processes stay. What it serves is on disk, so its de
 from __future__ import annotations
 
 import fcntl
-import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +18,7 @@ from typing import Any
 from holdfast.core.errors import ConfigError, LedgerUnavailable
 from holdfast.ledger.embedded import EmbeddedLedger
 from holdfast.ledger.wire import Request
+from holdfast.placement.directory import is_listened_on
 from holdfast.placement.environment import LEDGER_SOCKET
 
 PROGRAM = "holdfast.agent.ledger_process"
@@ -47,7 +46,7 @@ class RestartedLedger(EmbeddedLedger):
             now = time.monotonic()
             if not self._closed and now >= self._started_at + START_AGAIN_S:
                 self._started_at = now
-                if not _listens(self._socket_dir):
+                if not is_listened_on(self._socket_dir / LEDGER_SOCKET):
                     _start(self._run_dir, self._socket_dir)
             raise
 
@@ -68,7 +67,7 @@ def locked_for_launch(run_dir: Path, *, wait: bool = True) -> Iterator[bool]:
 def see_that_it_is_served(run_dir: Path, socket_dir: Path, *, wait_s: float, fresh: bool) -> None:
     """Come back when somebody listens; ConfigError if nobody does in time."""
     deadline, child = time.monotonic() + wait_s, None
-    while not _listens(socket_dir):
+    while not is_listened_on(socket_dir / LEDGER_SOCKET):
         if child is None or child.poll() is not None:  # another one has the lock, and may be about to end
             if time.monotonic() >= deadline:
                 raise ConfigError(
@@ -76,18 +75,6 @@ def see_that_it_is_served(run_dir: Path, socket_dir: Path, *, wait_s: float, fre
                 )
             child = _start(run_dir, socket_dir, *([FRESH] if fresh else []))
         time.sleep(_LOOK_S)
-
-
-def _listens(socket_dir: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(os.fspath(socket_dir / LEDGER_SOCKET))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-        except OSError:
-            pass  # somebody has it, and is busy
-    return True
 
 
 def _start(run_dir: Path, socket_dir: Path, *options: str) -> subprocess.Popen[bytes]:
