@@ -6,6 +6,7 @@ import argparse
 import json
 import random
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ def opened(kind: str) -> Any:
         return datasets.IterableDataset.from_generator(rows).shuffle(seed=3, buffer_size=16)
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    return StatefulDataLoader(Stateful(), batch_size=12, num_workers=1)
+    with warnings.catch_warnings():  # torchdata 0.11 asks torch for what is deprecated since
+        warnings.simplefilter("ignore")
+        return StatefulDataLoader(Stateful(), batch_size=12, num_workers=1)
 
 
 def main(words: list[str] | None = None) -> str:

@@ -34,7 +34,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "ray.md"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A head that runs nothing, and two nodes with room for all workers each, who keep what they keep for these tests."""
+    """A head that runs nothing, and two nodes with room for all workers each, for these tests alone."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:

@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
         if (error.name or "").split(".")[0] != "lightning":
             raise
         raise ConfigError(
-            f"holdfast.integrations.lightning.{name} needs Lightning, and there is no {error.name} here",
+            f"holdfast.integrations.lightning.{name} needs Lightning, and there is no lightning here",
             hint="pip install 'holdfast[lightning]'",
         ) from error
     return getattr(home, name)
