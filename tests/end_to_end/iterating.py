@@ -76,7 +76,7 @@ def opened(kind: str) -> Any:
 
     with warnings.catch_warnings():  # torchdata 0.11 asks torch for what is deprecated since
         warnings.simplefilter("ignore")
-        return StatefulDataLoader(Stateful(), batch_size=12, num_workers=1)
+        return StatefulDataLoader(Stateful(), batch_size=12)
 
 
 def main(words: list[str] | None = None) -> str:

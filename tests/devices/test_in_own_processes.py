@@ -1,0 +1,33 @@
+"""Trainings on the simulated device fork workers, which torch allows only where autograd has not worked before: each of
+these files is run by a pytest of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import device as simulated
+
+HERE = Path(__file__).parent
+CASES = [
+    ("training_cases.py", "any_number_of_workers"),
+    ("training_cases.py", "two_hosts or killed_worker"),
+    ("training_cases.py", "joiner or checkpoint"),
+    ("training_cases.py", "never_waits"),
+    ("mutant_cases.py", ""),
+]
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize(("file", "chosen"), CASES, ids=lambda value: str(value).replace(" ", "_"))
+def test_the_cases_hold(file: str, chosen: str) -> None:
+    if not simulated.is_built():
+        pytest.skip("the simulated device is not compiled: make install does it, where g++ is")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / file), "-k", chosen]
+    done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=880, check=False)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
