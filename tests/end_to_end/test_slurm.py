@@ -147,6 +147,7 @@ def test_srun_alone_is_holdfast_run(make_job: Callable[[str], Job], slurm: Slurm
     assert f"3 processes of srun are run train-{job.number}.0" in job.said()
 
 
+@long
 def test_a_job_of_two_agents_is_told_to_end_is_requeued_and_goes_on(
     make_job: Callable[[str], Job], slurm: SlurmCluster, etcd: None, digest: str
 ) -> None:
