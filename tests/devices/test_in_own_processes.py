@@ -1,5 +1,5 @@
-"""Trainings on the simulated device fork workers, which torch allows only where autograd has not worked before: each of
-these files is run by a pytest of its own.
+"""What computes on the simulated device needs a process in which autograd has not worked before the device was there, and
+in which nothing has worked before a worker is forked: each of these files is run by a pytest of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from tests.harness import device as simulated
 
 HERE = Path(__file__).parent
 CASES = [
+    ("simulated_device_cases.py", ""),
+    ("copies_cases.py", ""),
     ("training_cases.py", "any_number_of_workers"),
     ("training_cases.py", "two_hosts or killed_worker"),
     ("training_cases.py", "joiner or checkpoint"),
