@@ -236,7 +236,7 @@ def test_where_the_host_waits_is_counted(device: torch.device) -> None:
         x.add_(1)
         torch.accelerator.current_stream().synchronize()
     assert [one.split("\n")[0] for one in found] == ["down", "down", "down", "up", "wait"]
-    assert all("test_simulated_device" in one for one in found)
+    assert all("simulated_device_cases" in one for one in found)
 
 
 def test_events_tell_how_long_the_device_took(device: torch.device) -> None:

@@ -1,5 +1,5 @@
-"""What computes on the simulated device needs a process in which autograd has not worked before the device was there, and
-in which nothing has worked before a worker is forked: each of these files is run by a pytest of its own.
+"""What computes on the simulated device needs a process in which autograd has not worked before the device was there,
+and in which nothing has worked before a worker is forked: each of these files is run by a pytest of its own.
 """
 
 from __future__ import annotations
