@@ -58,12 +58,11 @@ x, y = torch.randn(64, 6), torch.randint(0, 4, (64,))
         (data.TensorDataset, "the dataset is the class TensorDataset", "TensorDataset(...)"),
         ({"train": [1], "test": [2]}, "the dataset is a dict with the keys 'train', 'test'", "dataset['train']"),
         ({"x": x, "y": y}, "the dataset is a dict with the keys 'x', 'y'", "entry n of each key"),
-        ((n for n in range(9)), "the dataset is a generator, which gives its samples once", "list(dataset)"),
         (None, "the dataset, a NoneType, has no length", "__len__"),
         (torch.tensor(3.0), "the dataset, a Tensor, has no length", "__len__"),
         (DataFrame(), "the dataset is a DataFrame, which is a sequence of columns", "TensorDataset("),
     ],
-    ids=["tuple", "list", "str", "path", "class", "splits", "columns", "generator", "none", "scalar", "frame"],
+    ids=["tuple", "list", "str", "path", "class", "splits", "columns", "none", "scalar", "frame"],
 )
 def test_what_is_no_dataset(joined: Join, given: Any, sentence: str, hint: str) -> None:
     training = sgd(mlp())
