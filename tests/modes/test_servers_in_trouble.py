@@ -44,14 +44,15 @@ def step_of(run: Run) -> int:
 
 @contextmanager
 def slowed(pid: int) -> Iterator[None]:
-    """The process gets a moment now and then: it does everything, late."""
+    """The process gets a moment now and then: it does everything, late. The moments are short: a primary brings most of its work
+    into them, and what it is asked then is soon confirmed."""
     ended = threading.Event()
 
     def alternate() -> None:
         with suppress(ProcessLookupError):
-            while not ended.wait(0.06):
+            while not ended.wait(0.02):
                 os.kill(pid, signal.SIGSTOP)
-                ended.wait(0.3)
+                ended.wait(0.35)
                 os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=alternate, daemon=True)
