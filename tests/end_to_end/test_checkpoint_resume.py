@@ -228,7 +228,9 @@ def test_damage_is_named_and_the_older_checkpoint_is_used(tmp_path: Path, small_
         run.wait(lambda: run.at(left + 4, workers=1), "some steps", DEADLINE_S)
         assert [event["step"] for event in happened(run, "resumed")] == [left]
         # Not each of the four steps need be saved: the next may come while one is on its way.
-        run.wait(lambda: any(left < event["step"] < left + 5 for event in happened(run, "checkpoint")), "a save", DEADLINE_S)
+        run.wait(
+            lambda: any(left < event["step"] < left + 5 for event in happened(run, "checkpoint")), "a save", DEADLINE_S
+        )
         run.power_off()
         warnings = [event["text"] for event in happened(run, "warning")]
     pattern = r"the checkpoint of step {} cannot be used: .*{}.*{}"

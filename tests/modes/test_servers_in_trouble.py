@@ -44,8 +44,10 @@ def step_of(run: Run) -> int:
 
 @contextmanager
 def slowed(pid: int) -> Iterator[None]:
-    """The process gets a moment now and then: it does everything, late. The moments are short: a primary brings most of its work
-    into them, and what it is asked then is soon confirmed."""
+    """The process gets a moment now and then: it does everything, late.
+
+    The moments are short: most of a primary's work falls into them, and what it is asked then is soon confirmed.
+    """
     ended = threading.Event()
 
     def alternate() -> None:
