@@ -103,3 +103,27 @@ def test_every_option_has_its_line(command: str) -> None:
     options = set(re.findall(r"--[a-z]+", done.stdout.partition("options:")[2])) - {"--help"}
     assert done.returncode == 0 and section
     assert [option for option in sorted(options) if f"`{option}" not in section] == []
+
+
+def test_the_layers_of_the_architecture_are_the_linters() -> None:
+    declared = page("pyproject.toml").partition("\nlayers = [")[2].partition("]")[0]
+    layers = " > ".join(re.findall(r'"(.+?)"', declared.replace("holdfast.", "")))
+    assert layers.count(">") > 10
+    found = re.findall(r"^[a-z_ :]+(?: > [a-z_ :]+)+$", page("ARCHITECTURE.md"), re.MULTILINE)
+    assert found == [layers]
+
+
+def test_the_map_has_every_room_and_no_file_that_is_not_there() -> None:
+    package = ROOT / "src" / "holdfast"
+    the_map = page("ARCHITECTURE.md").partition("## The map")[2].partition("## Processes")[0]
+    rooms = [path.parent.relative_to(package) for path in package.rglob("__init__.py") if path.parent != package]
+    assert [str(room) for room in rooms if f"{room.name}/" not in the_map] == []
+    there = {path.name for path in (ROOT / "src").rglob("*.py")}
+    assert sorted(set(re.findall(r"\b\w+\.py\b", the_map)) - there) == []
+
+
+def test_the_life_of_a_step_is_told_in_few_files() -> None:
+    life = page("ARCHITECTURE.md").partition("## The life of a step\n")[2].partition("\n## ")[0]
+    files = set(re.findall(r"`([\w/]+\.py)`", life))
+    assert 5 <= len(files) <= 15
+    assert sorted(name for name in files if not (ROOT / "src" / "holdfast" / name).exists()) == []
