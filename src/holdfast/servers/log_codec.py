@@ -113,12 +113,6 @@ def decode_message(fields: Any, keep: Callable[[Any, int], m.Payload]) -> m.Mess
     return decode(fields, keep)
 
 
-def payload_lengths(fields: Any) -> list[int]:
-    """Of the entries of an encoded Append, before anything of it is taken."""
-    rows = _fields(fields).get("entries", [])
-    return [_number(row[6]) for row in _list(rows) if isinstance(row, list) and len(row) == 8]
-
-
 def _append(fields: dict[str, Any], keep: Callable[[Any, int], m.Payload]) -> m.Append:
     entries = tuple(decode_entry(row, keep) for row in _list(fields.get("entries")))
     previous = _read_end(fields.get("previous"))

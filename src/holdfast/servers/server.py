@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -196,11 +195,6 @@ class SliceServer:
     def stop(self) -> None:
         self._stopping = True
         self._mailbox.wake()
-
-    def start_thread(self) -> threading.Thread:
-        thread = threading.Thread(target=self.run, name=f"holdfast-server-{self.me}", daemon=True)
-        thread.start()
-        return thread
 
     def _turn(self) -> None:
         unseen = [one for one in self._inbound.values() if one.stream.has_more]
