@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import subprocess
@@ -127,3 +128,37 @@ def test_the_life_of_a_step_is_told_in_few_files() -> None:
     files = set(re.findall(r"`([\w/]+\.py)`", life))
     assert 5 <= len(files) <= 15
     assert sorted(name for name in files if not (ROOT / "src" / "holdfast" / name).exists()) == []
+
+
+@cache
+def members() -> dict[str, set[str]]:
+    """What each class of the package has, by the class's name."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "src" / "holdfast").rglob("*.py"):
+        for cls in (one for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.ClassDef)):
+            names = found.setdefault(cls.name, set())
+            for node in ast.walk(cls):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    names.add(node.name)
+                elif isinstance(node, ast.Attribute):
+                    names.add(node.attr)
+                elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                    names.add(node.target.id)
+                elif isinstance(node, ast.Assign):
+                    names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PAGES if path.parent.name != "decisions" and path.name != "CHANGELOG.md"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_methods_and_files_that_pages_name_are_there(path: Path) -> None:
+    text = path.read_text()
+    named = [(cls, name) for cls, name in re.findall(r"`([A-Z]\w+)\.(\w+)[`(]", text) if cls in members()]
+    assert [f"{cls}.{name}" for cls, name in named if name not in members()[cls]] == []
+    files = [name for name in re.findall(r"`((?:\w+/)+\w+\.py)`", text) if not name.startswith("holdfast/")]
+    roots = (ROOT, ROOT / "src", ROOT / "src" / "holdfast", ROOT / "examples" / "flower", path.parent)
+    rooms = [one for one in (ROOT / "src" / "holdfast").rglob("*") if one.is_dir()]
+    assert [name for name in files if not any((root / name).exists() for root in (*roots, *rooms))] == []

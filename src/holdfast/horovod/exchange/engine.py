@@ -30,7 +30,7 @@ from holdfast.horovod.exchange.matching import Announced, Ident, Matched, Matchi
 from holdfast.horovod.exchange.outgoing import Outgoing
 from holdfast.horovod.exchange.packing import brought_bytes, packing_of, put
 from holdfast.horovod.exchange.records import KnownRequests, Record, What
-from holdfast.horovod.exchange.standstill import Standstill
+from holdfast.horovod.exchange.standstill import CollectiveStandstill
 from holdfast.horovod.exchange.timeline import Timeline
 from holdfast.horovod.exchange.words import Request
 from holdfast.horovod.exchange.work import Submission, Work
@@ -73,7 +73,7 @@ class Exchange:
         self._ready: list[Matched] = []  # complete, and not begun
         self._works: dict[int, Work] = {}  # begun, by my serial
         self._lending = Lending(carrier, rank)
-        self._standstill = Standstill(self._matching)
+        self._standstill = CollectiveStandstill(self._matching)
         self._broken: HorovodInternalError | None = None
         self.departed = Departed()
         self._closed = False
