@@ -19,6 +19,11 @@ PICKLES = {
     "horovod/objects.py",  # broadcast_object(..., allow_pickle=True): at a script's request, from its own run
 }
 CONVERSIONS = {("exporting.py", "save"), ("importing.py", "load")}  # other programs' files, at a person's request
+MORE_FIELDS = {  # of a dataclass, without which it cannot be made
+    ("agent/agent.py", "Parts"): "the parts of an agent, by name: agent/starting.py builds them",
+    ("byzantine/privacy/client.py", "KeptSecrets"): "written to a client's memory and read back, never called by hand",
+    ("placement/server_environment.py", "ServerEnvironment"): "one environment variable each",
+}
 IMPORTS_MAX = 20  # modules of our own
 MORE_IMPORTS = {  # a file that puts parts together names each of them once; everything else knows few
     "agent/agent.py": "its loop hands each message to the part that it is for",
@@ -101,6 +106,18 @@ def test_no_file_outside_of_modes_names_a_mode() -> None:
 )
 def test_a_line_that_names_a_mode_is_found(line: str) -> None:
     assert names_of_modes().search(line)
+
+
+def test_what_a_dataclass_must_be_given_is_little() -> None:
+    package, many = ROOT / "src" / "holdfast", set()
+    for path in SOURCES:
+        classes = [node for node in ast.walk(parse(path)) if isinstance(node, ast.ClassDef)]
+        for cls in (one for one in classes if any("dataclass" in ast.unparse(mark) for mark in one.decorator_list)):
+            needed = [node for node in cls.body if isinstance(node, ast.AnnAssign) and node.value is None]
+            needed = [node for node in needed if "ClassVar" not in ast.unparse(node.annotation)]
+            if len(needed) > PARAMETERS_MAX:
+                many.add((str(path.relative_to(package)), cls.name))
+    assert many == MORE_FIELDS.keys()
 
 
 def test_a_file_knows_few_others() -> None:
