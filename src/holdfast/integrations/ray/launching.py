@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.agent.settings import check_workers
 from holdfast.checkpoint.settings import CheckpointSettings
-from holdfast.core.errors import ConfigError, LaunchFailed, LedgerError
+from holdfast.core.errors import EXIT_EVICTED, ConfigError, LaunchFailed, LedgerError
 from holdfast.core.options.declaring import options_of, parse_options
 from holdfast.core.options.run import WorkerOptions
 from holdfast.integrations.ray.finding import find_ray, node_address, nodes_that_go
@@ -31,7 +31,6 @@ LOOK_S = 0.5
 NOTICES_S = 2.0  # between two looks at which nodes will be taken away
 SETTLED_S = 60.0  # a worker that lived for so long has put its slot's setbacks behind it
 ARGUMENTS_BYTES_MAX = 64 * 2**20
-EXIT_EVICTED = 75
 _TAKEN = ("workers", "servers", "replicas", "horovod", "host", "listen", "advertise", "path", "memory")
 
 
