@@ -162,3 +162,11 @@ def test_methods_and_files_that_pages_name_are_there(path: Path) -> None:
     roots = (ROOT, ROOT / "src", ROOT / "src" / "holdfast", ROOT / "examples" / "flower", path.parent)
     rooms = [one for one in (ROOT / "src" / "holdfast").rglob("*") if one.is_dir()]
     assert [name for name in files if not any((root / name).exists() for root in (*roots, *rooms))] == []
+
+
+def test_what_a_mode_can_answer_is_on_the_page_that_adds_one() -> None:
+    from holdfast.modes.port import Mode
+
+    text = page("docs/how-to/add-a-mode.md").partition("\n## One that")[0]
+    answers = {name for name in vars(Mode) if not name.startswith("_")} - {"words"}
+    assert sorted(name for name in answers if not re.search(rf"`{name}[`(]", text)) == []
