@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from holdfast.membership.auditing import Rules
+from holdfast.membership.auditing import AuditRules
 from holdfast.state.slices import slice_digest, slices_for
 from holdfast.state.snapshot import Holder
 
@@ -46,7 +46,7 @@ def measure(width: int, depth: int, samples: int, every: int) -> None:
     step()
     step_s = sorted(step() for _ in range(7))[3]
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    rules = Rules(every=every, slices=slices_for(size))
+    rules = AuditRules(every=every, slices=slices_for(size))
     slices = min(rules.slices, every)
     holder = Holder(model, optimizer)
     times = []

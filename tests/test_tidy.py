@@ -19,7 +19,11 @@ PICKLES = {
     "horovod/objects.py",  # broadcast_object(..., allow_pickle=True): at a script's request, from its own run
 }
 CONVERSIONS = {("exporting.py", "save"), ("importing.py", "load")}  # other programs' files, at a person's request
-MODES = re.compile(r"\b(Exact|[Ee]lastic|ELASTIC|[Qq]uorum|modes\.(exact|elastic)|exact mode)\b")
+MORE_FIELDS = {  # of a dataclass, without which it cannot be made
+    ("agent/agent.py", "Parts"): "the parts of an agent, by name: agent/starting.py builds them",
+    ("byzantine/privacy/client.py", "KeptSecrets"): "written to a client's memory and read back, never called by hand",
+    ("placement/server_environment.py", "ServerEnvironment"): "one environment variable each",
+}
 IMPORTS_MAX = 20  # modules of our own
 MORE_IMPORTS = {  # a file that puts parts together names each of them once; everything else knows few
     "agent/agent.py": "its loop hands each message to the part that it is for",
@@ -64,16 +68,56 @@ def test_a_file_is_in_order(path: Path) -> None:
             assert node.attr not in ("load", "save") or at in CONVERSIONS, "nothing is unpickled"
 
 
+def names_of_modes() -> re.Pattern[str]:
+    """The class of each mode, its package, its adjective, and a word that only one of them has."""
+    from holdfast import _HOMES
+
+    homes = {home: name for name, home in _HOMES.items() if home.startswith("holdfast.modes.")}
+    packages = [path.parent.name for path in (ROOT / "src" / "holdfast" / "modes").glob("*/__init__.py")]
+    assert {f"holdfast.modes.{name}" for name in packages} == homes.keys(), "a mode has a package and a public name"
+    words = [*homes.values(), r"[Ee]lastic", "ELASTIC", r"[Qq]uorum"]
+    words += [rf"modes[./]{name}" for name in packages] + [rf"{name} mode" for name in (*packages, "async")]
+    return re.compile(rf"\b({'|'.join(words)})\b")
+
+
 def test_no_file_outside_of_modes_names_a_mode() -> None:
     """What a mode does otherwise is behind modes/port.py. The public names are the one place that lists modes.
 
     Horovod has a word of its own in common with one of them.
     """
-    package = ROOT / "src" / "holdfast"
+    package, pattern = ROOT / "src" / "holdfast", names_of_modes()
     rooms = {package / "modes", package / "horovod"}
-    outside = [path for path in SOURCES if not rooms & {*path.parents} and path != package / "__init__.py"]
-    named = [str(path.relative_to(package)) for path in outside if MODES.search(path.read_text())]
+    files = [path for path in package.rglob("*") if path.suffix in (".py", ".js", ".html", ".css", ".proto", ".c")]
+    outside = [path for path in files if not rooms & {*path.parents} and path != package / "__init__.py"]
+    named = [str(path.relative_to(package)) for path in outside if pattern.search(path.read_text())]
     assert not named
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if isinstance(mode, Elastic):",
+        "if mode.words().startswith('Exact('):",
+        "from holdfast.modes.asynchronous.pacing import Pacing",
+        "mode=holdfast.Async()",
+        "# in the exact mode every step is whole",
+        "quorum = settings.quorum",
+    ],
+)
+def test_a_line_that_names_a_mode_is_found(line: str) -> None:
+    assert names_of_modes().search(line)
+
+
+def test_what_a_dataclass_must_be_given_is_little() -> None:
+    package, many = ROOT / "src" / "holdfast", set()
+    for path in SOURCES:
+        classes = [node for node in ast.walk(parse(path)) if isinstance(node, ast.ClassDef)]
+        for cls in (one for one in classes if any("dataclass" in ast.unparse(mark) for mark in one.decorator_list)):
+            needed = [node for node in cls.body if isinstance(node, ast.AnnAssign) and node.value is None]
+            needed = [node for node in needed if "ClassVar" not in ast.unparse(node.annotation)]
+            if len(needed) > PARAMETERS_MAX:
+                many.add((str(path.relative_to(package)), cls.name))
+    assert many == MORE_FIELDS.keys()
 
 
 def test_a_file_knows_few_others() -> None:

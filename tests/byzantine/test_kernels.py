@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from holdfast.byzantine import parse
 from holdfast.byzantine.kernels import native
 from holdfast.byzantine.kernels.blocked import BlockedKernels
-from holdfast.byzantine.kernels.choosing import VARIABLE, kernels
+from holdfast.byzantine.kernels.choosing import kernels
 from holdfast.byzantine.kernels.native import NativeKernels
 from holdfast.byzantine.kernels.networks import sorting_network
 from holdfast.byzantine.kernels.port import PAGE, Kind, Order
 from holdfast.core.errors import ConfigError
 from holdfast.native import compiling
+from holdfast.native.choosing import VARIABLE
 
 needs_compiler = pytest.mark.skipif(not native.available(torch.float32), reason="no C compiler")
 

@@ -24,7 +24,7 @@ from holdfast.checkpoint.format.parts import fill, lay_out, seal, tensor_names
 from holdfast.checkpoint.host_memory import snapshot_files as host_memory
 from holdfast.checkpoint.host_memory.erasure import Code
 from holdfast.checkpoint.host_memory.fragments import Fragment, PlaceAmongHosts, code_for, indices_of, kept_by
-from holdfast.checkpoint.host_memory.gathering import GatheredStorage, Source, newest_gathered, whole_steps
+from holdfast.checkpoint.host_memory.gathering import GatheredStorage, MemorySource, newest_gathered, whole_steps
 from holdfast.checkpoint.host_memory.place import OWNER, kept_steps, memory_directory, sweep
 from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
 from holdfast.checkpoint.restoring.reading import newest_valid, verify
@@ -86,7 +86,9 @@ class Hosts:
 
     def gathered(self, *hosts: int) -> GatheredStorage:
         chosen = hosts or range(len(self.memories))
-        return GatheredStorage([Source(self.names[host], LocalStorage(self.memories[host].root)) for host in chosen])
+        return GatheredStorage(
+            [MemorySource(self.names[host], LocalStorage(self.memories[host].root)) for host in chosen]
+        )
 
     def files(self, host: int, step: int) -> list[Path]:
         return sorted((self.memories[host].root / directory_of(step)).glob("part-*"))
@@ -315,7 +317,7 @@ def test_killed_at_any_moment_the_newest_step_that_was_kept_is_whole(tmp_path: P
             with os.fdopen(reading, "rb") as told:
                 done.append(len(told.read()))  # how many steps this worker has kept
         done[0] += passed
-        sources = [Source(f"h{host}", LocalStorage(parent / f"h{host}")) for host in range(hosts)]
+        sources = [MemorySource(f"h{host}", LocalStorage(parent / f"h{host}")) for host in range(hosts)]
         found, said = newest(GatheredStorage(sources))
         assert not said, f"seed {seed}, trial {trial}: {said}"
         assert (found.step if found else 0) >= min(done), f"seed {seed}, trial {trial}: {done}"
@@ -424,8 +426,8 @@ def test_a_host_that_stops_answering_is_passed_over(tmp_path: Path, small_parts:
 
     land = Hosts(tmp_path, (2, 1), 3)
     land.keep(taken(6))
-    sources = [Source(name, LocalStorage(tmp_path / name)) for name in land.names]
-    sources[0] = Source("h0", Failing(tmp_path / "h0"))
+    sources = [MemorySource(name, LocalStorage(tmp_path / name)) for name in land.names]
+    sources[0] = MemorySource("h0", Failing(tmp_path / "h0"))
     found, said = newest(GatheredStorage(sources))
     assert same(found, 6) and not said and Failing.reads > 2
     with pytest.raises(IntegrityError, match="too few"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import subprocess
@@ -103,3 +104,69 @@ def test_every_option_has_its_line(command: str) -> None:
     options = set(re.findall(r"--[a-z]+", done.stdout.partition("options:")[2])) - {"--help"}
     assert done.returncode == 0 and section
     assert [option for option in sorted(options) if f"`{option}" not in section] == []
+
+
+def test_the_layers_of_the_architecture_are_the_linters() -> None:
+    declared = page("pyproject.toml").partition("\nlayers = [")[2].partition("]")[0]
+    layers = " > ".join(re.findall(r'"(.+?)"', declared.replace("holdfast.", "")))
+    assert layers.count(">") > 10
+    found = re.findall(r"^[a-z_ :]+(?: > [a-z_ :]+)+$", page("ARCHITECTURE.md"), re.MULTILINE)
+    assert found == [layers]
+
+
+def test_the_map_has_every_room_and_no_file_that_is_not_there() -> None:
+    package = ROOT / "src" / "holdfast"
+    the_map = page("ARCHITECTURE.md").partition("## The map")[2].partition("## Processes")[0]
+    rooms = [path.parent.relative_to(package) for path in package.rglob("__init__.py") if path.parent != package]
+    assert [str(room) for room in rooms if f"{room.name}/" not in the_map] == []
+    there = {path.name for path in (ROOT / "src").rglob("*.py")}
+    assert sorted(set(re.findall(r"\b\w+\.py\b", the_map)) - there) == []
+
+
+def test_the_life_of_a_step_is_told_in_few_files() -> None:
+    life = page("ARCHITECTURE.md").partition("## The life of a step\n")[2].partition("\n## ")[0]
+    files = set(re.findall(r"`([\w/]+\.py)`", life))
+    assert 5 <= len(files) <= 15
+    assert sorted(name for name in files if not (ROOT / "src" / "holdfast" / name).exists()) == []
+
+
+@cache
+def members() -> dict[str, set[str]]:
+    """What each class of the package has, by the class's name."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "src" / "holdfast").rglob("*.py"):
+        for cls in (one for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.ClassDef)):
+            names = found.setdefault(cls.name, set())
+            for node in ast.walk(cls):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    names.add(node.name)
+                elif isinstance(node, ast.Attribute):
+                    names.add(node.attr)
+                elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                    names.add(node.target.id)
+                elif isinstance(node, ast.Assign):
+                    names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PAGES if path.parent.name != "decisions" and path.name != "CHANGELOG.md"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_methods_and_files_that_pages_name_are_there(path: Path) -> None:
+    text = path.read_text()
+    named = [(cls, name) for cls, name in re.findall(r"`([A-Z]\w+)\.(\w+)[`(]", text) if cls in members()]
+    assert [f"{cls}.{name}" for cls, name in named if name not in members()[cls]] == []
+    files = [name for name in re.findall(r"`((?:\w+/)+\w+\.py)`", text) if not name.startswith("holdfast/")]
+    roots = (ROOT, ROOT / "src", ROOT / "src" / "holdfast", ROOT / "examples" / "flower", path.parent)
+    rooms = [one for one in (ROOT / "src" / "holdfast").rglob("*") if one.is_dir()]
+    assert [name for name in files if not any((root / name).exists() for root in (*roots, *rooms))] == []
+
+
+def test_what_a_mode_can_answer_is_on_the_page_that_adds_one() -> None:
+    from holdfast.modes.port import Mode
+
+    text = page("docs/how-to/add-a-mode.md").partition("\n## One that")[0]
+    answers = {name for name in vars(Mode) if not name.startswith("_")} - {"words"}
+    assert sorted(name for name in answers if not re.search(rf"`{name}[`(]", text)) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent.hosts.etcd_cluster import EtcdCluster
-from holdfast.agent.hosts.etcd_member import Member
+from holdfast.agent.hosts.etcd_member import EtcdMember
 
 WAIT_S = 30.0
 FREEZE_S = 10.0
@@ -45,13 +45,13 @@ def _leader_now(cluster: EtcdCluster) -> int | None:
     return None
 
 
-def ask(member: Member, path: str, body: Mapping[str, Any], timeout_s: float = 2.0) -> dict[str, Any] | None:
+def ask(member: EtcdMember, path: str, body: Mapping[str, Any], timeout_s: float = 2.0) -> dict[str, Any] | None:
     """One of etcd's calls in its JSON form; None if it does not answer or refuses."""
     text = member.request("POST", path, json.dumps(body), timeout_s)
     return None if text is None else dict(json.loads(text))
 
 
-def metrics(member: Member) -> dict[str, float]:
+def metrics(member: EtcdMember) -> dict[str, float]:
     """etcd's counters by name (with labels as it writes them); {} if it does not answer."""
     found: dict[str, float] = {}
     for line in (member.request("GET", "/metrics") or "").splitlines():

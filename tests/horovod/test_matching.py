@@ -6,11 +6,14 @@ import random
 from collections import deque
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.errors import ProtocolError
 from holdfast.horovod.exchange.blocks import ALIGNMENT, Blocks
+from holdfast.horovod.exchange.carrier import Alone
+from holdfast.horovod.exchange.engine import Exchange
 from holdfast.horovod.exchange.matching import Announced, Matched, Matching
 from holdfast.horovod.exchange.records import Record, What
 from holdfast.horovod.exchange.words import Kind, Op, Request, disagreement, share_of
@@ -160,11 +163,30 @@ def test_requests_and_records_survive_the_way_over_bytes() -> None:
     assert Request.decode(request.encode()) == request
     record = Record(What.ANNOUNCE, 1, 2, 3, 4, request.encode(), b"data")
     assert Record.decode(record.encode()) == record
+    long = Record(What.ANNOUNCE, 1, text=grouped(5_000).encode())
+    assert len(long.text) > 65_535 and Record.decode(long.encode()) == long
     for data in (b"", b"x" * 60, record.encode()[:-1], b"[1]"):
         with pytest.raises(ProtocolError):
             Record.decode(data)
         with pytest.raises(ProtocolError):
             Request.decode(data)
+
+
+def grouped(tensors: int) -> Request:
+    return Request(kind=Kind.ALLREDUCE, name="all", dtypes=("float32",) * tensors, shapes=((3, 7),) * tensors)
+
+
+def test_a_group_of_thousands_of_tensors_is_announced_and_one_beyond_all_bounds_refused() -> None:
+    exchange = Exchange(Alone(), 0, 1)
+    try:
+        tensors = [torch.full((3, 7), float(number)) for number in range(5_000)]
+        done = exchange.synchronize(exchange.submit(grouped(5_000), tensors))
+        assert all(map(torch.equal, done.results, tensors))
+        with pytest.raises(ValueError, match="make several groups"):
+            exchange.submit(grouped(40_000))
+        assert exchange.synchronize(exchange.submit(grouped(1), tensors[:1])).error is None  # it goes on
+    finally:
+        exchange.close()
 
 
 @settings(max_examples=60)
@@ -183,7 +205,7 @@ def test_blocks_never_overlap_and_all_room_comes_back(turns: list[tuple[bool, in
             blocks.give_back(at)
     for at in taken:
         blocks.give_back(at)
-    assert blocks.taken_bytes == 0 and blocks.take(32 * ALIGNMENT) == 0
+    assert blocks.take(32 * ALIGNMENT) == 0
 
 
 def test_rows_are_shared_as_evenly_as_can_be() -> None:

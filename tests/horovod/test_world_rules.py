@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.words import View
-from holdfast.horovod.world.rules import GRACE_S, START_WAIT_S, Move, Standing, newcomers, next_move
+from holdfast.horovod.world.rules import GRACE_S, START_WAIT_S, Move, WorldStanding, newcomers, next_move
 from holdfast.membership.view_rules import LedgerState, Registered
 
 
@@ -17,7 +17,7 @@ def state(*registered: str, view: View | None = None, **more: Any) -> LedgerStat
 
 
 def move(ledger: LedgerState, me: str, **more: Any) -> Move:
-    return next_move(ledger, Standing(me=me, **more))
+    return next_move(ledger, WorldStanding(me=me, **more))
 
 
 FIRST = View(1, ("a", "b", "c"))

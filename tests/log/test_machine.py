@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import IntegrityError
-from holdfast.log.configuration import Configuration, End
+from holdfast.log.configuration import Configuration, LogEnd
 from holdfast.log.machine import ReplicaMachine
 from holdfast.log.messages import (
     AddReplica,
@@ -188,7 +188,7 @@ def test_a_primary_whose_end_was_seen_is_replaced_at_once() -> None:
 
 def test_the_end_of_an_earlier_process_says_nothing_about_the_one_that_leads() -> None:
     story = Story("b", "c")
-    story.happens("c", Heard("b", Append(1, 7, 0.0, End(0, 0), (), 0)))
+    story.happens("c", Heard("b", Append(1, 7, 0.0, LogEnd(0, 0), (), 0)))
     story.happens("c", Exited("b", 6))
     assert story["c"].candidacy is None
     story.happens("c", Exited("b", 7))
@@ -240,7 +240,7 @@ def test_a_deposed_primary_changes_nothing_and_gives_way() -> None:
 def test_a_replica_that_has_sealed_an_epoch_takes_nothing_of_it() -> None:
     story = led()
     story.happens("c", Heard("b", Seal(1, released=True)))
-    assert Send("b", Sealed(1, End(1, 1))) in [effect for _, effect in story.told]
+    assert Send("b", Sealed(1, LogEnd(1, 1))) in [effect for _, effect in story.told]
     story.push("a", 1, "x")
     story.deliver(lost=("b",))
     assert story.acknowledged() == [], "c has promised to take nothing of epoch 1"
@@ -274,7 +274,7 @@ def test_a_replica_keeps_its_promises_when_it_starts_again() -> None:
     assert machine.handle(Heard("b", Seal(1, released=False)), 50.1) == []
     assert machine.handle(Heard("b", Seal(1, released=False)), 50.6) != []
     sealed = ReplicaMachine("c", DURABLE, now=60.0, start=3, stored=Stored(promised=1))
-    answer = sealed.handle(Heard("a", Append(1, 1, 0.0, End(0, 0), (Entry(1, 1, Opened("a")),), 0)), 60.0)
+    answer = sealed.handle(Heard("a", Append(1, 1, 0.0, LogEnd(0, 0), (Entry(1, 1, Opened("a")),), 0)), 60.0)
     assert answer == [Send("a", Fenced(1))]
 
 
@@ -283,7 +283,7 @@ def test_a_replica_reports_where_its_log_ends_once_its_promise_is_stored() -> No
     story.happens("c", Heard("b", Seal(1, released=True)))
     assert not any(isinstance(message, Sealed) for _, _, message in story.letters)
     story.sync("c")
-    assert ("c", "b", Sealed(1, End(1, 1))) in story.letters
+    assert ("c", "b", Sealed(1, LogEnd(1, 1))) in story.letters
 
 
 def test_a_primary_that_starts_again_does_not_lead_twice_in_an_epoch() -> None:
@@ -450,15 +450,15 @@ def test_a_replica_that_is_far_behind_gets_the_snapshot_and_goes_on_from_there()
 
 
 def test_a_log_with_a_hole_before_it_is_damage() -> None:
-    stored = Stored(Snapshot(End(1, 3)), (Entry(1, 5, Opened("a")),))
+    stored = Stored(Snapshot(LogEnd(1, 3)), (Entry(1, 5, Opened("a")),))
     with pytest.raises(IntegrityError, match="begins at entry 5 and the snapshot ends at 3"):
         ReplicaMachine("a", DURABLE, now=0.0, stored=stored)
 
 
 def test_a_log_that_the_snapshot_has_replaced_is_let_go() -> None:
     old = tuple(Entry(1, index, Opened("a")) for index in range(1, 8))
-    machine = ReplicaMachine("b", DURABLE, now=0.0, stored=Stored(Snapshot(End(2, 5)), old))
-    assert machine.copy.end == End(2, 5)
+    machine = ReplicaMachine("b", DURABLE, now=0.0, stored=Stored(Snapshot(LogEnd(2, 5)), old))
+    assert machine.copy.end == LogEnd(2, 5)
 
 
 # ---- a ledger that does not answer

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.log import candidacy, leading
 from holdfast.log.changing import Change
-from holdfast.log.configuration import Configuration, End
+from holdfast.log.configuration import Configuration, LogEnd
 from holdfast.log.deduplication import Deduplication, Verdict
 from holdfast.log.leading import Leading
 from holdfast.log.log_copy import LogCopy
@@ -210,7 +210,7 @@ def truncate_too_early(patch: Patch) -> None:
 def let_the_shorter_log_win(patch: Patch) -> None:
     """Whoever reports first or least is as good as any."""
 
-    def shortest(ends: Mapping[str, End], preferred: str) -> str:
+    def shortest(ends: Mapping[str, LogEnd], preferred: str) -> str:
         return min(ends, key=lambda name: ends[name])
 
     patch.setattr(candidacy, "newest", shortest)
@@ -219,7 +219,7 @@ def let_the_shorter_log_win(patch: Patch) -> None:
 def let_the_longer_log_win(patch: Patch) -> None:
     """Entries are counted, whatever epoch they are of."""
 
-    def longest(ends: Mapping[str, End], preferred: str) -> str:
+    def longest(ends: Mapping[str, LogEnd], preferred: str) -> str:
         return max(ends, key=lambda name: (ends[name].index, name))
 
     patch.setattr(candidacy, "newest", longest)

@@ -12,8 +12,8 @@ from holdfast.core.errors import ProtocolError
 from holdfast.membership import messages as m
 from holdfast.membership.auditing import (
     Auditing,
+    AuditRules,
     Finding,
-    Rules,
     Said,
     auditor_of,
     first_audit,
@@ -21,7 +21,7 @@ from holdfast.membership.auditing import (
     sampled,
 )
 from holdfast.membership.codec import decode, encode
-from holdfast.membership.suspecting import Details, Entry
+from holdfast.membership.suspecting import Details, StateEntry
 from holdfast.membership.view_rules import assign
 from holdfast.net.framing import LENGTH
 
@@ -39,7 +39,7 @@ def crew(count: int) -> tuple[str, ...]:
 
 @given(seeds, st.integers(1, 64), fractions, st.integers(1, 400))
 def test_the_fraction_is_exact_over_a_run(seed: int, shards: int, fraction: float, steps: int) -> None:
-    rules = Rules(seed=seed, fraction=fraction)
+    rules = AuditRules(seed=seed, fraction=fraction)
     counted = sum(len(sampled(rules, shards, step)) for step in range(steps))
     assert counted == first_audit(rules, shards, steps)
     assert abs(counted - fraction * shards * steps) <= 1 + 1e-6 * shards * steps
@@ -47,22 +47,22 @@ def test_the_fraction_is_exact_over_a_run(seed: int, shards: int, fraction: floa
 
 @given(seeds, st.integers(1, 64), fractions)
 def test_every_shard_has_its_turn(seed: int, shards: int, fraction: float) -> None:
-    rules = Rules(seed=seed, fraction=fraction)
+    rules = AuditRules(seed=seed, fraction=fraction)
     counts = Counter(shard for step in range(200) for shard in sampled(rules, shards, step))
     assert all(0 <= shard < shards for shard in counts)
     assert max(counts.values(), default=0) - min((counts[shard] for shard in range(shards)), default=0) <= 1
 
 
 def test_all_shards_and_none() -> None:
-    assert sorted(sampled(Rules(fraction=1.0), 8, 5)) == list(range(8))
-    assert not sampled(Rules(fraction=0.0), 8, 5)
+    assert sorted(sampled(AuditRules(fraction=1.0), 8, 5)) == list(range(8))
+    assert not sampled(AuditRules(fraction=0.0), 8, 5)
 
 
 @given(st.integers(2, 9), st.integers(1, 32))
 def test_a_shards_auditors_take_turns_and_never_own_it(count: int, shards: int) -> None:
     members = crew(count)
     owners = {shard: member for member, mine in assign(shards, members).items() for shard in mine}
-    rules = Rules(fraction=1.0)
+    rules = AuditRules(fraction=1.0)
     seen: dict[int, list[str]] = {shard: [] for shard in range(shards)}
     for step in range(count - 1):
         for shard, number in sampled(rules, shards, step).items():
@@ -73,7 +73,7 @@ def test_a_shards_auditors_take_turns_and_never_own_it(count: int, shards: int) 
 
 @given(st.integers(1, 6), st.integers(1, 16), fractions, st.integers(0, 100))
 def test_members_agree_on_who_computes_what(count: int, shards: int, fraction: float, step: int) -> None:
-    members, rules = crew(count), Rules(fraction=fraction)
+    members, rules = crew(count), AuditRules(fraction=fraction)
     assignment = assign(shards, members)
     extras = {member: Auditing(member, shards, rules).extra(step, assignment) for member in members}
     computed = sorted(shard for extra in extras.values() for shard in extra)
@@ -83,15 +83,15 @@ def test_members_agree_on_who_computes_what(count: int, shards: int, fraction: f
 
 @given(st.integers(1, 300), st.integers(1, 500))
 def test_the_whole_state_is_compared_once_in_an_interval(every: int, slices: int) -> None:
-    rules = Rules(every=every, slices=slices)
+    rules = AuditRules(every=every, slices=slices)
     due = [rules.slice_due(step) for step in range(every, 2 * every)]
     assert [number for number in due if number is not None] == list(range(min(slices, every)))
 
 
 def test_without_an_interval_no_state_is_compared() -> None:
-    assert all(Rules(every=0, slices=4).slice_due(step) is None for step in range(20))
+    assert all(AuditRules(every=0, slices=4).slice_due(step) is None for step in range(20))
     for slices in range(1, 20):
-        rules = Rules(every=100, slices=slices)
+        rules = AuditRules(every=100, slices=slices)
         assert rules.slice_due(700) is rules.slice_due(350) is None, "checkpoints are saved in such steps"
 
 
@@ -109,7 +109,7 @@ def test_the_believed_are_more_than_any_other_and_two_at_least(said: list[str]) 
         assert top[0][1] == 1 or top[0][1] == top[1][1]
 
 
-def judge(said: dict[str, Said], rules: Rules, *, me: str = "w0.1", step: int = 250) -> Finding | None:
+def judge(said: dict[str, Said], rules: AuditRules, *, me: str = "w0.1", step: int = 250) -> Finding | None:
     auditing = Auditing(me, 8, rules)
     found = auditing.judge(step, tuple(said), said)
     if found is not None and found.narrow:  # nobody says more: as if there had been no room for it
@@ -117,9 +117,9 @@ def judge(said: dict[str, Said], rules: Rules, *, me: str = "w0.1", step: int = 
     return found
 
 
-STATE = Rules(every=60)
+STATE = AuditRules(every=60)
 DUE = 260  # a step in which it is compared
-SHARDS = Rules(fraction=1.0)
+SHARDS = AuditRules(fraction=1.0)
 
 
 def states(*digests: str) -> dict[str, Said]:
@@ -152,7 +152,7 @@ def test_two_states_that_differ_are_nobodys_majority() -> None:
 
 
 def test_a_shard_that_two_disagree_on_is_computed_by_a_third() -> None:
-    rules, assignment = Rules(fraction=0.001), assign(8, MEMBERS)
+    rules, assignment = AuditRules(fraction=0.001), assign(8, MEMBERS)
     said = shard_five(None, None, "a", "b")  # w2.1 owns it
     finding = judge(said, rules)
     assert finding is not None and not finding.liars and finding.third in ("w0.1", "w1.1")
@@ -201,7 +201,7 @@ def test_a_shard_that_its_owner_doubts_is_looked_at_by_one_other() -> None:
 
 
 def test_gradients_may_be_spoiled_since_others_last_found_the_worker_right() -> None:
-    auditing = Auditing("w0.1", 8, Rules(fraction=0.5, every=40))
+    auditing = Auditing("w0.1", 8, AuditRules(fraction=0.5, every=40))
     for step in range(100, 200):
         right = Said(((5, "a"),)) if step in (110, 190) else Said()
         assert auditing.judge(step, MEMBERS, {**dict.fromkeys(MEMBERS, Said()), "w1.1": right, "w2.1": right}) is None
@@ -222,7 +222,8 @@ def test_gradients_may_be_spoiled_since_others_last_found_the_worker_right() -> 
     st.text("0123456789abcdef", max_size=32),
     st.lists(st.integers(0, 9), max_size=3),
     st.one_of(
-        st.none(), st.builds(Details, st.lists(st.builds(Entry, *[st.text(max_size=9)] * 4), max_size=3).map(tuple))
+        st.none(),
+        st.builds(Details, st.lists(st.builds(StateEntry, *[st.text(max_size=9)] * 4), max_size=3).map(tuple)),
     ),
 )
 def test_what_is_said_arrives(

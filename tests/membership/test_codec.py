@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import ProtocolError
 from holdfast.membership.codec import SHARDS_MAX, decode, encode
-from holdfast.membership.messages import Done, Fetched, Message, Ready, Result
+from holdfast.membership.messages import Done, Fetched, GivenMean, Message, Ready
 from holdfast.membership.view_rules import Report
 from holdfast.net.framing import LENGTH
 from holdfast.reduce.reduction import Brought
@@ -17,7 +17,7 @@ steps = st.integers(0, (1 << 40) - 1)
 shard_lists = st.lists(st.integers(0, SHARDS_MAX - 1), max_size=20).map(tuple)
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Done, steps),
-    st.builds(Result, steps),
+    st.builds(GivenMean, steps),
     st.builds(Fetched, steps),
     st.builds(Ready, steps, shard_lists, st.booleans(), st.booleans(), st.text(max_size=20)),
     st.builds(
@@ -59,7 +59,7 @@ def test_random_json(value: object) -> None:
         message, _ = decode(json.dumps(value).encode())
     except ProtocolError:
         return
-    assert isinstance(message, Done | Ready | Result | Report | Fetched)
+    assert isinstance(message, Done | Ready | GivenMean | Report | Fetched)
 
 
 @given(json_values)

@@ -9,23 +9,23 @@ import pytest
 
 from holdfast.core.words import View
 from holdfast.membership import messages as m
-from holdfast.membership.auditing import Rules, Said
+from holdfast.membership.auditing import AuditRules, Said
 from holdfast.membership.machine import Machine, Phase
-from holdfast.membership.suspecting import PARAMETER, TENSOR, Details, Entry
+from holdfast.membership.suspecting import PARAMETER, TENSOR, Details, StateEntry
 from holdfast.membership.view_rules import LedgerState, Registered, Report
 from holdfast.membership.waiting import wait_of
 
 MEMBERS = ("w0.1", "w1.1", "w2.1")
 JOINER = "w2.1"
 STEP = 7  # nothing is due in it
-SELDOM = Rules(every=1000)
+SELDOM = AuditRules(every=1000)
 Kind = TypeVar("Kind", bound=m.Effect)
 
 
 class Story:
     """One machine of three members, the last of which comes without state. What it did last is in `done`."""
 
-    def __init__(self, me: str, rules: Rules = SELDOM) -> None:
+    def __init__(self, me: str, rules: AuditRules = SELDOM) -> None:
         self.machine = Machine(me, shards=4, digest="same", two_rounds=False, rules=rules)
         self.now = 100.0
         self.done: list[m.Effect] = []
@@ -114,7 +114,7 @@ def others_of(me: str, *, doubt: bool) -> dict[str, Report]:
 
 
 def entries(bits: str) -> Details:
-    return Details(tuple(Entry(f"the parameter {name}", PARAMETER, TENSOR, f"(3,) {bits}") for name in "abc"))
+    return Details(tuple(StateEntry(f"the parameter {name}", PARAMETER, TENSOR, f"(3,) {bits}") for name in "abc"))
 
 
 @pytest.mark.parametrize("me", MEMBERS)
@@ -157,7 +157,7 @@ def test_who_doubts_in_vain_and_doubts_again_is_replaced() -> None:
 
 
 def test_where_nobody_compares_states_the_joiner_takes_the_first() -> None:
-    story = Story(JOINER, Rules())
+    story = Story(JOINER, AuditRules())
     story.view(1, w0=HAS_IT, w1=HAS_IT)
     story.happens(m.SourcesDiffer(STEP))
     assert story.did(m.Fetch) == m.Fetch(STEP, ("w0.1",)) and story.machine.phase is Phase.LOADING

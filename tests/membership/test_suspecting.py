@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.core.rewinds import Rewind
-from holdfast.membership.auditing import Auditing, Finding, Rules, Said
+from holdfast.membership.auditing import Auditing, AuditRules, Finding, Said
 from holdfast.membership.suspecting import (
     BUFFER,
     EXTRA,
@@ -17,21 +17,21 @@ from holdfast.membership.suspecting import (
     TENSOR,
     VALUE,
     Details,
-    Entry,
+    StateEntry,
     calls_sentence,
 )
 
 MEMBERS = ("w0.1", "w1.1", "w2.1")
-STATE = Rules(every=60)
+STATE = AuditRules(every=60)
 DUE = 260
 ENTRIES = (
-    Entry("the extra 'best', key loss", EXTRA + "best", VALUE, "9.0"),
-    Entry("the optimizer's lr (parameter group 0)", OPTIMIZER, VALUE, "0.1"),
-    *(Entry(f"the optimizer's step of {name}", OPTIMIZER, NUMBER, "7.0") for name in "abcd"),
-    *(Entry(f"the parameter {name}", PARAMETER, TENSOR, "(3, 4) 00") for name in "abcd"),
-    Entry("the buffer mean", BUFFER, TENSOR, "(3,) 00"),
-    *(Entry(f"the optimizer's exp_avg of {name}", OPTIMIZER, TENSOR, "(3, 4) 00") for name in "abcd"),
-    *(Entry(f"the extra 'average', key {name}", EXTRA + "average", TENSOR, "(3, 4) 00") for name in "ab"),
+    StateEntry("the extra 'best', key loss", EXTRA + "best", VALUE, "9.0"),
+    StateEntry("the optimizer's lr (parameter group 0)", OPTIMIZER, VALUE, "0.1"),
+    *(StateEntry(f"the optimizer's step of {name}", OPTIMIZER, NUMBER, "7.0") for name in "abcd"),
+    *(StateEntry(f"the parameter {name}", PARAMETER, TENSOR, "(3, 4) 00") for name in "abcd"),
+    StateEntry("the buffer mean", BUFFER, TENSOR, "(3,) 00"),
+    *(StateEntry(f"the optimizer's exp_avg of {name}", OPTIMIZER, TENSOR, "(3, 4) 00") for name in "abcd"),
+    *(StateEntry(f"the extra 'average', key {name}", EXTRA + "average", TENSOR, "(3, 4) 00") for name in "ab"),
 )
 
 
@@ -168,7 +168,7 @@ def test_details_that_were_cut_off_say_nothing_of_what_is_missing() -> None:
 
 def called(*counts: tuple[int, ...]) -> Finding | None:
     said = {member: Said(calls=count) for member, count in zip(MEMBERS, counts, strict=True)}
-    return Auditing("w0.1", 8, Rules()).judge(4, MEMBERS, said)
+    return Auditing("w0.1", 8, AuditRules()).judge(4, MEMBERS, said)
 
 
 def test_calls_on_some_workers_only() -> None:
@@ -200,7 +200,7 @@ def test_the_words_for_calls(calls: dict[str, tuple[int, ...]], words: str) -> N
 
 
 def test_one_leader_after_the_other_that_is_wrong_about_shards_is_the_scripts() -> None:
-    rules = Rules(fraction=1.0)
+    rules = AuditRules(fraction=1.0)
     members = ("w0.1", "w1.1", "w2.1", "w3.1")
     wrong = {"w0.1": "x"}
     auditing = Auditing("w2.1", 8, rules)

@@ -22,7 +22,7 @@ from holdfast.core.spending import JOINING, WAITING
 from holdfast.data.shards import ShardPlan
 from holdfast.events import EventLog
 from holdfast.modes.asynchronous.attendance import SAY_S, ServedAttendance
-from holdfast.modes.asynchronous.exchange import Exchange, Update
+from holdfast.modes.asynchronous.exchange import Update, UpdateExchange
 from holdfast.modes.asynchronous.given_steps import GivenSteps
 from holdfast.modes.asynchronous.pacing import LEADS, prepare_after_s, usual_lead_s
 from holdfast.modes.port import Runtime, TrainingParts
@@ -76,7 +76,9 @@ class Training:
         self.units.begin(0, [])
         self.servers.join()
         staged = [torch.empty_like(one) for one in self.values]
-        self.exchange = Exchange(self.servers, self.units, staged, staleness=staleness, clock=0, wake=lambda: None)
+        self.exchange = UpdateExchange(
+            self.servers, self.units, staged, staleness=staleness, clock=0, wake=lambda: None
+        )
 
     def taken(self) -> int | None:
         """The next unit, once it is there."""

@@ -165,11 +165,11 @@ def test_frames_are_heard_in_order_and_a_closed_connection_at_the_end() -> None:
 
 def test_what_follows_bulk_data_is_read_as_frames_again() -> None:
     one, two = groups(one_host(2), socket.socketpair)
-    one.broadcast(encode(m.Result(3), {"bulk": 1}))
+    one.broadcast(encode(m.GivenMean(3), {"bulk": 1}))
     one.exchange([("w1.1", [memoryview(b"x" * 100_000)])], [], interrupted=lambda: "")
     one.broadcast(encode(m.Done(9)))
     (said,) = two.poll(5.0)
-    assert isinstance(said, Said) and said.message == m.Result(3)
+    assert isinstance(said, Said) and said.message == m.GivenMean(3)
     assert two.poll(0.05) == []  # bulk data is not taken for frames
     data = bytearray(100_000)
     two.exchange([], [("w0.1", [memoryview(data)])], interrupted=lambda: "")

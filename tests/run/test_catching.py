@@ -17,14 +17,14 @@ from holdfast.membership.codec import encode
 from holdfast.net.byte_ranges import Status, encode_reply
 from holdfast.net.framing import LENGTH
 from holdfast.reduce.layout import Layout
-from holdfast.reduce.reduction import Kept
+from holdfast.reduce.reduction import KeptMean
 
 LAYOUT = Layout([torch.zeros(3), torch.zeros(5)])
 
 
-def kept(step: int, *, intact: bool = True) -> Kept:
+def kept(step: int, *, intact: bool = True) -> KeptMean:
     memory = torch.full((LAYOUT.slot_bytes,), step % 251, dtype=torch.uint8)
-    return Kept(step, LAYOUT, memory, frozenset({0, 1}), {"loss": 0.5}, lambda: intact)
+    return KeptMean(step, LAYOUT, memory, frozenset({0, 1}), {"loss": 0.5}, lambda: intact)
 
 
 class Clock:
@@ -91,7 +91,7 @@ def reply(data: bytes, length: int | None = None) -> bytes:
     return encode_reply(Status.OK, size) + data + xxhash.xxh3_128_digest(data)
 
 
-GOOD = reply(body(m.Result(7), kept(7).note()))
+GOOD = reply(body(m.GivenMean(7), kept(7).note()))
 SLOT = LAYOUT.slot_bytes
 
 
@@ -103,9 +103,9 @@ SLOT = LAYOUT.slot_bytes
         GOOD + reply(bytes(SLOT - 1)),
         GOOD + encode_reply(Status.MISSING, 3) + b"no.",
         GOOD[:-1] + bytes([GOOD[-1] ^ 1]) + reply(bytes(SLOT)),
-        reply(body(m.Result(8), kept(8).note())) + reply(bytes(SLOT)),
+        reply(body(m.GivenMean(8), kept(8).note())) + reply(bytes(SLOT)),
         reply(body(m.Done(7))) + reply(bytes(SLOT)),
-        reply(body(m.Result(7), {"p": "x"})) + reply(bytes(SLOT)),
+        reply(body(m.GivenMean(7), {"p": "x"})) + reply(bytes(SLOT)),
         encode_reply(Status.OK, 1 << 30),
         reply(b""),
         reply(b"{]"),

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.host_memory.gathering import GatheredStorage, Source, whole_steps
+from holdfast.checkpoint.host_memory.gathering import GatheredStorage, MemorySource, whole_steps
 from holdfast.checkpoint.restoring.reading import list_checkpoints, newest_valid
 from holdfast.checkpoint.saving.writing import write_state
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -241,7 +241,7 @@ def test_what_cannot_be_deleted_is_left_out(tmp_path: Path, monkeypatch: pytest.
 def test_what_other_hosts_have_in_memory_is_passed_over(tmp_path: Path) -> None:
     for host, step, known in (("a", 10, 0), ("b", 20, 0), ("b", 18, 1)):
         save(LocalStorage(tmp_path / host), step, known)
-    gathered = GatheredStorage([Source(host, LocalStorage(tmp_path / host)) for host in ("a", "b")])
+    gathered = GatheredStorage([MemorySource(host, LocalStorage(tmp_path / host)) for host in ("a", "b")])
     assert whole_steps(gathered) == [20, 18, 10]
     knowing(15).forget(gathered, pytest.fail)
     assert whole_steps(gathered) == [18, 10]

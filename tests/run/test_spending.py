@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from holdfast.core import spending as s
 from holdfast.detection.beat import Activity
 from holdfast.engine.spending import HeldUp, Spending
-from holdfast.engine.transfer.checkpointing import Checkpoints, NoCheckpoints
+from holdfast.engine.transfer.checkpointing import NoCheckpoints, RunCheckpoints
 from holdfast.events import EventLog, read_events
 from holdfast.membership.phases import Phase
 
@@ -177,4 +177,4 @@ def test_what_holds_training_up_is_on_the_account_and_everything_is_passed_on() 
         and {name for name, _ in calls}
         == set(names) - {*("save", "save_last", "prepare", "wait_copied", "settle_up_to", "settle", "leave")}
     )
-    assert issubclass(Checkpoints, NoCheckpoints)
+    assert issubclass(RunCheckpoints, NoCheckpoints)

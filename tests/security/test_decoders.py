@@ -45,7 +45,7 @@ from holdfast.ledger.channel import Channel
 from holdfast.ledger.port import Change, Entry
 from holdfast.ledger.wire import Request as LedgerRequest
 from holdfast.membership import codec
-from holdfast.membership.messages import Done, Ready, Result
+from holdfast.membership.messages import Done, GivenMean, Ready
 from holdfast.membership.reach import Roll
 from holdfast.membership.view_rules import Report
 from holdfast.net.byte_ranges import CHECK_BYTES, Request, Status, decode_reply, encode_reply
@@ -148,7 +148,7 @@ BODIES = [
     for message, note in (
         (READY, NOTE),
         (Done(3), None),
-        (Result(3), {"bulk": 1}),
+        (GivenMean(3), {"bulk": 1}),
         (Report(None, (1, 2), True, "d" * 32), None),
     )
 ]

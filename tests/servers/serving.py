@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -46,7 +47,8 @@ def in_threads(
             place = ServerPlace(id=f"s{slot}.1", host="h")
             server = build_server(place, keys, ledger.another, settings)
             running.append(server)
-            thread = server.start_thread()
+            thread = threading.Thread(target=server.run, name=f"server-{server.me}", daemon=True)
+            thread.start()
             closing.callback(thread.join, 10.0)
         for server in running:
             closing.callback(server.stop)

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.errors import StorageUnavailable
 from holdfast.log import messages as m
-from holdfast.log.configuration import End
+from holdfast.log.configuration import LogEnd
 from holdfast.log.segments import Segments
 from holdfast.servers.durable import REMOVED, DurableSlices, OnDisk
 from holdfast.servers.replicated import Payload
@@ -40,7 +40,7 @@ def test_entries_promises_and_snapshots_are_found_again(tmp_path: Path) -> None:
     for index in (1, 2, 3):
         disk.write(index, index)
     disk.slices.store(NAME, m.Store(4, m.Promise(7), durable=True), lambda update: Payload({}, memoryview(b"")), list)
-    snapshot = m.Snapshot(End(1, 2), (m.Remembered("w0", 1, False, 2, ((1, 1), (2, 2))),))
+    snapshot = m.Snapshot(LogEnd(1, 2), (m.Remembered("w0", 1, False, 2, ((1, 1), (2, 2))),))
     state = Payload({"kind": "nothing"}, memoryview(b"all of it"))
     disk.slices.keep_snapshot(NAME, snapshot, state, m.SnapshotTaken(snapshot), lambda: None)
     disk.slices.drop_prefix(NAME, 1)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from holdfast.core.errors import ConfigError, PeerError, ProtocolError
 from holdfast.ledger.memory import MemoryLedger
 from holdfast.log import messages as m
-from holdfast.log.configuration import Configuration, End
+from holdfast.log.configuration import Configuration, LogEnd
 from holdfast.log.rules import Rules
 from holdfast.servers.asking import Asking
 from holdfast.servers.buffers import BufferPool
@@ -38,15 +38,15 @@ from holdfast.trust.keys import Keys, create_keys
 from tests.servers.serving import in_threads
 
 UPDATE = m.Update("w0", 1, 2, 7, 3)
-SNAPSHOT = m.Snapshot(End(2, 9), (m.Remembered("w0", 1, False, 2, ((1, 4), (2, 5))),))
+SNAPSHOT = m.Snapshot(LogEnd(2, 9), (m.Remembered("w0", 1, False, 2, ((1, 4), (2, 5))),))
 MESSAGES: list[m.Message] = [
-    m.Append(3, 1, 0.5, End(2, 4), (m.Entry(3, 5, UPDATE), m.Entry(3, 6, m.Forgotten("w1", 1))), 4),
-    m.Append(3, 1, 0.5, End(2, 4), (m.Entry(3, 5, m.Opened("s0.1")),), 4),
+    m.Append(3, 1, 0.5, LogEnd(2, 4), (m.Entry(3, 5, UPDATE), m.Entry(3, 6, m.Forgotten("w1", 1))), 4),
+    m.Append(3, 1, 0.5, LogEnd(2, 4), (m.Entry(3, 5, m.Opened("s0.1")),), 4),
     m.Appended(3, 0.5, 5),
     m.Mismatch(3, 0.5, 4),
     m.Offer(3, 1, 0.5, SNAPSHOT),
     m.Seal(3, True),
-    m.Sealed(3, End(2, 4)),
+    m.Sealed(3, LogEnd(2, 4)),
     m.Fenced(3),
     m.Resigned(3, "the disk is full"),
     m.Configured(Configuration(4, "s0.1", ("s0.1", "s1.1"), "why"), 12),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.membership.suspecting import BUFFER, EXTRA, NUMBER, OPTIMIZER, PARAMETER, TENSOR, VALUE, Entry
+from holdfast.membership.suspecting import BUFFER, EXTRA, NUMBER, OPTIMIZER, PARAMETER, TENSOR, VALUE, StateEntry
 from holdfast.state import entries
 from holdfast.state.entries import entries_of
 from holdfast.state.snapshot import Holder
@@ -45,7 +45,7 @@ def trained(several: bool = False) -> tuple[nn.Module, Any, Kept]:
     return model, {"g": first, "d": second} if several else first, Kept()
 
 
-def found(model: nn.Module, optimizer: Any, kept: Kept) -> dict[str, Entry]:
+def found(model: nn.Module, optimizer: Any, kept: Kept) -> dict[str, StateEntry]:
     listed, whole = entries_of(Holder(model, optimizer, {"kept": kept}).refer(3))
     assert whole and len({entry.name for entry in listed}) == len(listed)
     return {entry.name: entry for entry in listed}

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import ConfigError, ProtocolError
 from holdfast.native import compiling
+from holdfast.native.choosing import VARIABLE
 from holdfast.tables import cold as cold_rows
 from holdfast.tables.cold import ColdRows
 from holdfast.tables.rows import native
-from holdfast.tables.rows.choosing import VARIABLE, kernels
+from holdfast.tables.rows.choosing import kernels
 from holdfast.tables.rows.plain import PlainKernels
 from holdfast.tables.settings import SGD, Adagrad, Adam, AdamW, Expire, Normal, RowwiseAdagrad, TableSettings, Uniform
 from holdfast.tables.shard import TableShard

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from holdfast.core.errors import LedgerError, WatchGap
-from holdfast.ledger.port import Change, Ledger
-
-WAIT_S = 1.0
+from holdfast.core.errors import LedgerError
+from holdfast.ledger.port import Change, Ledger, Reading
+from holdfast.ledger.watching import WAIT_S, follow
 
 
 @dataclass(frozen=True)
@@ -60,38 +59,24 @@ class LedgerWatch:
         self._thread.join(timeout=2 * WAIT_S)
 
     def _run(self) -> None:
-        while not self._closing.is_set():
-            try:
-                self._follow()
-            except WatchGap:
-                pass  # begin again from the state
-            except LedgerError as error:
-                self._note_away(error)
-                self._closing.wait(0.1)
+        follow(
+            self._ledger,
+            self._closing,
+            whole=self._post_contents,
+            changed=self._post_changes,
+            away=self._note_away,
+            back=self._note_back,
+        )
 
-    def _follow(self) -> None:
-        reading = self._ledger.read("")
-        self._note_back()
+    def _post_contents(self, reading: Reading) -> None:
         self._post(LedgerContents({entry.key: entry.value for entry in reading.entries}))
-        watch = self._ledger.watch("", revision=reading.revision)
-        try:
-            while not self._closing.is_set():
-                try:
-                    changes = watch.next(WAIT_S)
-                except WatchGap:
-                    raise
-                except LedgerError as error:
-                    self._note_away(error)
-                    self._closing.wait(0.1)
-                    continue
-                self._note_back()
-                for change in changes:
-                    self._post(LedgerChange(change))
-        finally:
-            watch.close()
+
+    def _post_changes(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            self._post(LedgerChange(change))
 
     def _note_away(self, error: LedgerError) -> None:
-        if self._down_since is None and not self._closing.is_set():
+        if self._down_since is None:
             self._down_since = time.monotonic()
             self._post(LedgerAway(error.message))
 

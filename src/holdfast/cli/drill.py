@@ -44,7 +44,7 @@ def add_arguments(drill: argparse.ArgumentParser) -> None:
     drill.add_argument("--for", metavar="T", help="how long faults are injected (default: 60s)")
     drill.add_argument("--seed", type=int, metavar="S", help="which faults come when (default: 0)")
     drill.add_argument("--kill-every", metavar="T", help="kill a worker about once in T")
-    drill.add_argument("--servers", type=int, metavar="N", help="parameter servers, for mode=holdfast.Async()")
+    drill.add_argument("--servers", type=int, metavar="N", help="parameter servers, for a script that trains on them")
     drill.add_argument("--kill-servers-every", metavar="T", help="kill a parameter server about once in T")
     drill.add_argument("--stop", type=int, metavar="N", help="stop N workers for good")
     drill.add_argument("--slow", action="append", metavar="W:Fx", help="1:5x: worker 1 is 5 times slower")

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -21,9 +21,9 @@ from torch.utils.data import TensorDataset, default_collate, get_worker_info
 
 from holdfast.data.by_value import packed
 from holdfast.data.seeding import derive_seed, seed_everything
+from holdfast.data.shards import ShardPlace
 from holdfast.data.stuck_loaders import LoaderStacks
 
-Place: TypeAlias = tuple[int, int]  # (step, shard)
 _Failure: Any = ExceptionWrapper  # torch's, which keeps the traceback as text; not typed there
 _PR_SET_PDEATHSIG = 1
 _WHOLE_TYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -56,7 +56,7 @@ class ShardFetcher:
             if threads != 1:
                 torch.set_num_threads(threads)
 
-    def __getitem__(self, item: tuple[int, int, list[int]]) -> tuple[Place, Any]:
+    def __getitem__(self, item: tuple[int, int, list[int]]) -> tuple[ShardPlace, Any]:
         step, shard, indices = item
         try:
             return (step, shard), packed(self.fetch(step, shard, indices))

@@ -24,8 +24,8 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.kinds import a_kind
 from holdfast.data.alignment import align_batch, pin_batch
 from holdfast.data.by_value import Packed
-from holdfast.data.fetching import LoaderStart, Place, ShardFetcher
-from holdfast.data.shards import ShardPlan
+from holdfast.data.fetching import LoaderStart, ShardFetcher
+from holdfast.data.shards import ShardPlace, ShardPlan
 from holdfast.data.stuck_loaders import PATIENCE_S, LoaderStacks
 
 _RESTARTS_MAX = 3  # in a row, without a batch in between
@@ -34,7 +34,7 @@ _RESTARTS_MAX = 3  # in a row, without a batch in between
 class BatchLoader(Protocol):
     """What a step engine has of a loader."""
 
-    def expect(self, upcoming: Iterable[Place]) -> None: ...
+    def expect(self, upcoming: Iterable[ShardPlace]) -> None: ...
 
     def get(self, step: int, shard: int) -> Any: ...
 
@@ -81,7 +81,7 @@ class ShardLoader:
         self._restarts = 0
         self._stacks = LoaderStacks() if multiprocessing_context in (None, "fork") and num_workers else None
 
-    def expect(self, upcoming: Iterable[Place]) -> None:
+    def expect(self, upcoming: Iterable[ShardPlace]) -> None:
         """From now on, prefetch in this order: (step, shard) after (step, shard), read lazily, endless or not."""
         self._queue.follow(iter(upcoming))
 
@@ -95,7 +95,7 @@ class ShardLoader:
         """The batch, fetched by the worker itself. `change` is done to it before it is put in its place."""
         return self._put(change(self._fetch_here((step, shard))))
 
-    def _get(self, place: Place) -> Any:
+    def _get(self, place: ShardPlace) -> Any:
         step, queue = place[0], self._queue
         queue.reach(step)
         # Steps that are over: take them out, or the loader processes stay busy with what nobody wants.
@@ -130,7 +130,7 @@ class ShardLoader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _fetch_here(self, place: Place) -> Any:
+    def _fetch_here(self, place: ShardPlace) -> Any:
         return self._fetcher.fetch(*place, self._plan.indices(*place))
 
     def _start(self) -> None:
@@ -221,16 +221,16 @@ class _Queue:
     """The sampler: yields on demand what is expected next, and remembers what became of it."""
 
     def __init__(self, plan: ShardPlan) -> None:
-        self.asked: deque[Place] = deque()  # the loader processes work on these, and deliver in this order
-        self.ready: dict[Place, Any] = {}  # arrived, not yet taken
-        self.taken: set[Place] = set()  # of this step: `get` has returned them
+        self.asked: deque[ShardPlace] = deque()  # the loader processes work on these, and deliver in this order
+        self.ready: dict[ShardPlace, Any] = {}  # arrived, not yet taken
+        self.taken: set[ShardPlace] = set()  # of this step: `get` has returned them
         self.step = 0  # the step of the last `get`; everything before it is over
         self.ran_dry = False
         self._plan = plan
-        self._next: deque[Place] = deque()  # to be yielded before the rest of what is expected
-        self._upcoming: Iterator[Place] = iter(())
+        self._next: deque[ShardPlace] = deque()  # to be yielded before the rest of what is expected
+        self._upcoming: Iterator[ShardPlace] = iter(())
 
-    def follow(self, upcoming: Iterator[Place]) -> None:
+    def follow(self, upcoming: Iterator[ShardPlace]) -> None:
         self._next.clear()
         self._upcoming = upcoming
 

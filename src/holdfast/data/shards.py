@@ -24,6 +24,7 @@ from holdfast.data.seeding import derive_seed
 if TYPE_CHECKING:
     from holdfast.data.iterables.handed import HandedBatches
 
+ShardPlace = tuple[int, int]  # (step, shard): which samples, and the random state that they start from
 _CACHED_EPOCHS = 2  # a prefetching loader looks into the next epoch while this one ends
 
 

@@ -45,7 +45,7 @@ FAULTS: dict[str, FaultEntry] = {
     "kill-server": FaultEntry(
         "--kill-servers-every 5s",
         "SIGKILL to a parameter server, about once in each such time, the primary of each slice in turn, while every "
-        "slice keeps a majority. For scripts in the asynchronous mode, with --servers 3 or more and no other fault.",
+        "slice keeps a majority. For scripts that train on them, with --servers 3 or more and no other fault.",
     ),
     "stop": FaultEntry(
         "--stop N",

@@ -46,7 +46,7 @@ class DrillPlan:
     for_s: float = 60.0
     seed: int = 0
     kill_every_s: float = 0.0
-    servers: int = 0  # parameter servers, for a script in the asynchronous mode
+    servers: int = 0  # parameter servers, for a script that trains on them
     kill_servers_every_s: float = 0.0
     stop: int = 0
     slow: tuple[SlowWorker, ...] = ()

@@ -12,8 +12,6 @@ from typing import Any
 
 from holdfast.drills.checking import PromiseVerdict
 
-UNTOLD_S = 1.0  # a worker tells of its updates about so often
-
 
 def check_served(events: Iterable[Mapping[str, Any]], exit_code: int | None) -> list[PromiseVerdict]:
     known = list(events)

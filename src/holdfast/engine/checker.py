@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from holdfast.data.fetching import Place
 from holdfast.data.loader import BatchLoader
+from holdfast.data.shards import ShardPlace
 from holdfast.modes.capture import Collector
 from holdfast.reduce.reduction import Number
 
@@ -14,7 +14,7 @@ from holdfast.reduce.reduction import Number
 class Checker(Protocol):
     """Belongs to the thread of the user's loop."""
 
-    def batch(self, loader: BatchLoader, place: Place, *, counts: bool) -> Any:
+    def batch(self, loader: BatchLoader, place: ShardPlace, *, counts: bool) -> Any:
         """The batch of a shard. `counts`: it is computed for the step; else only to be compared."""
 
     def collector(

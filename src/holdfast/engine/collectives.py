@@ -17,7 +17,7 @@ import torch
 
 from holdfast.core.errors import ConfigError
 from holdfast.engine.sharing import Sharing
-from holdfast.membership.messages import Place
+from holdfast.membership.messages import ScriptPlace
 from holdfast.state.objects import pack_object, unpack_object
 
 BYTES_MAX = 64 * 2**20
@@ -30,24 +30,24 @@ class MeetingPlace(Protocol):
 
     sharing: Sharing
 
-    def arrive(self, what: str) -> tuple[Place, bool]:
+    def arrive(self, what: str) -> tuple[ScriptPlace, bool]:
         """The place of this call, and whether nobody else is to be asked there."""
 
-    def come_to(self, place: Place, what: str) -> None:
+    def come_to(self, place: ScriptPlace, what: str) -> None:
         """Say that this member is at this call, to those who wait for it here, or in vain elsewhere."""
 
-    def share(self, place: Place, items: Mapping[str, Any]) -> None: ...
+    def share(self, place: ScriptPlace, items: Mapping[str, Any]) -> None: ...
 
     def members(self) -> Sequence[str]: ...
 
     def me(self) -> str: ...
 
-    def first(self, place: Place) -> str | None:
+    def first(self, place: ScriptPlace) -> str | None:
         """The first member that is there; None: this one."""
 
-    def wait_for(self, members: Sequence[str], place: Place, what: str) -> None: ...
+    def wait_for(self, members: Sequence[str], place: ScriptPlace, what: str) -> None: ...
 
-    def wait_for_all(self, place: Place, item: str, what: str) -> None: ...
+    def wait_for_all(self, place: ScriptPlace, item: str, what: str) -> None: ...
 
 
 class Collectives:
@@ -115,13 +115,13 @@ class Collectives:
             self._meeting.wait_for_all(place, "pieces", what)
         return unpack_object(text)
 
-    def _tell(self, place: Place, text: str) -> None:
+    def _tell(self, place: ScriptPlace, text: str) -> None:
         pieces = [text[start : start + PIECE_CHARACTERS] for start in range(0, len(text), PIECE_CHARACTERS)]
         for number, piece in enumerate(pieces):
             self._meeting.share(place, {f"p{number}": piece})
         self._meeting.share(place, {"pieces": len(pieces)})
 
-    def _said_by(self, member: str, place: Place) -> str | None:
+    def _said_by(self, member: str, place: ScriptPlace) -> str | None:
         """All that it has said there; None: not all yet."""
         items = self._meeting.sharing.at(place).get(member, {})
         if "pieces" not in items:

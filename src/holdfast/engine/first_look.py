@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from holdfast.data.fetching import Place
 from holdfast.data.loader import BatchLoader
+from holdfast.data.shards import ShardPlace
 from holdfast.engine.recovery.shard_digests import shard_digest
 from holdfast.events import EventLog
 from holdfast.membership.machine import Machine
@@ -37,7 +37,7 @@ class FirstLook:
         self._again: list[str] = []  # of the one that is looked at, once it is
         self._looked_at: int | None = None
 
-    def batch(self, loader: BatchLoader, place: Place, *, counts: bool) -> Any:
+    def batch(self, loader: BatchLoader, place: ShardPlace, *, counts: bool) -> Any:
         return loader.get(*place)
 
     def collector(

@@ -24,7 +24,7 @@ from holdfast.reduce.layout import Layout
 from holdfast.reduce.paths import check_coverage, make_path, takes_two_rounds
 from holdfast.reduce.reduction import (
     Brought,
-    Kept,
+    KeptMean,
     Number,
     Path,
     ReductionTerms,
@@ -74,7 +74,7 @@ class Gradients:
         """`bringing`: None: the sums grow in the arena."""
         self.passed: frozenset[int] = frozenset()  # steps to which nobody brings anything
         self.sums = sums
-        self.kept: Kept | None = None
+        self.kept: KeptMean | None = None
         self.counted: dict[int, Shares] = {}  # of the last step that was reduced here: whose shards were added
         self.too_few = (-1, 0, 0)  # the last step that changed nothing, its shards, and how many it would have needed
         self.metrics: dict[str, dict[int, Number]] = {}  # of my shards of this step: name -> shard -> value
@@ -157,7 +157,7 @@ class Gradients:
             self.counted = {}
             if effect.step not in self.passed and count:  # their samples are used up all the same: the run gets on
                 self.too_few = (effect.step, count, self._aggregator.least)
-            self.kept = Kept(
+            self.kept = KeptMean(
                 effect.step, layout, nothing, frozenset(), {}, lambda: True, shards, effect.over, ahead=ahead
             )
             return path.bulk
@@ -168,7 +168,7 @@ class Gradients:
         present, gathered = present_in(layout, notes), all_gathered(notes)
         metrics = metrics_of(notes, self._aggregator)
         said = effect.over, gathered, ahead
-        self.kept = Kept(effect.step, layout, memory, present, metrics, is_intact, shards, *said)
+        self.kept = KeptMean(effect.step, layout, memory, present, metrics, is_intact, shards, *said)
         return path.bulk
 
     def judged(self, step: int) -> tuple[Shares, tuple[bool, ...] | None]:
@@ -185,17 +185,17 @@ class Gradients:
         copy = kept.memory.clone()  # it may lie in a neighbour's memory, which may be used again at any time
         if kept.step != effect.step or not kept.is_intact():
             return False
-        group.send(effect.to, encode(m.Result(effect.step), kept.note()))
+        group.send(effect.to, encode(m.GivenMean(effect.step), kept.note()))
         data: memoryview = copy.numpy().data
         group.exchange([(effect.to, [data])], [], interrupted=interrupted)
         return True
 
-    def receive(self, group: Group, peer: str, message: m.Result, note: Any, interrupted: Callable[[], str]) -> None:
+    def receive(self, group: Group, peer: str, message: m.GivenMean, note: Any, interrupted: Callable[[], str]) -> None:
         """The mean of a step that others have applied. Not into my result area: it may be theirs to read."""
         layout = self._capture.layout()
         memory = torch.empty(layout.slot_bytes, dtype=torch.uint8)
         data: memoryview = memory.numpy().data
-        kept = Kept.received(message.step, layout, memory, note)
+        kept = KeptMean.received(message.step, layout, memory, note)
         known = kept.shards is not None and all(0 <= shard < self._shards for shard in kept.shards)
         if known is self._way.whole:
             raise ProtocolError(f"a peer sent a mean of the shards {str(kept.shards)[:40]}")

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from holdfast.core.errors import LeaseGone, LedgerError, LedgerUnavailable, ProtocolError, WatchGap
+from holdfast.core.errors import LeaseGone, LedgerError, LedgerUnavailable, ProtocolError
 from holdfast.core.rewinds import Rewinds
 from holdfast.core.words import (
     KEY_DEAD,
@@ -34,13 +34,13 @@ from holdfast.core.words import (
     decode_whole,
 )
 from holdfast.events import EventLog
-from holdfast.ledger.port import Change, Entry, Ledger, Watch
+from holdfast.ledger.port import Change, Entry, Ledger, Reading
+from holdfast.ledger.watching import RETRY_S, follow
 from holdfast.membership.reach import Roll
 from holdfast.membership.view_rules import LedgerState, Registered
 from holdfast.net.kernel import SYSTEM, Kernel, Running
 from holdfast.net.mailbox import Mailbox
 
-RETRY_S = 0.1
 CLOSE_WAIT_S = 2.0
 
 
@@ -248,31 +248,23 @@ class LedgerFeed:
     # ---- the watch
 
     def _watch(self) -> None:
-        watch: Watch | None = None
-        while not self._stopping.is_set():
-            try:
-                if watch is None:
-                    reading = self._ledger.read("")
-                    self._entries = {entry.key: entry for entry in reading.entries}
-                    self._deliver()
-                    watch = self._ledger.watch("", revision=reading.revision)
-                changes = watch.next(1.0)
-                self._note_up()
-                if changes:
-                    for change in changes:
-                        self._apply(change)
-                    self._deliver()
-            except WatchGap:
-                watch = None
-            except LedgerUnavailable as error:
-                if not self._stopping.is_set():
-                    self._note_down(error)
-                    self._stopping.wait(RETRY_S)
-            except LedgerError as error:
-                if not self._stopping.is_set():
-                    self._note_down(error)
-                    watch = None
-                    self._stopping.wait(RETRY_S)
+        follow(
+            self._ledger,
+            self._stopping,
+            whole=self._take_all,
+            changed=self._take,
+            away=self._note_down,
+            back=self._note_up,
+        )
+
+    def _take_all(self, reading: Reading) -> None:
+        self._entries = {entry.key: entry for entry in reading.entries}
+        self._deliver()
+
+    def _take(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            self._apply(change)
+        self._deliver()
 
     def _apply(self, change: Change) -> None:
         if change.kind == "delete":

@@ -48,7 +48,7 @@ from holdfast.engine.recovery.rewinding import Rewinding
 from holdfast.engine.recovery.trusting import Trusting, book_for
 from holdfast.engine.servers import reach_servers
 from holdfast.engine.spending import HeldUp, Spending
-from holdfast.engine.transfer.checkpointing import Checkpoints, NoCheckpoints, SavingWorker
+from holdfast.engine.transfer.checkpointing import NoCheckpoints, RunCheckpoints, SavingWorker
 from holdfast.engine.transfer.claiming import Claim
 from holdfast.engine.transfer.fetching import SNAPSHOT, Fetcher
 from holdfast.engine.transfer.memory_desk import MEMORY, serve_memory
@@ -72,7 +72,7 @@ from holdfast.net.wires import SocketWires, Wires
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.ledger import open_workers_ledger
 from holdfast.placement.listening import open_sockets, socket_path
-from holdfast.placement.proc import process_started
+from holdfast.placement.proc import started_here
 from holdfast.reduce.aggregators import Aggregator
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.reduction import SMALL_BYTES
@@ -113,7 +113,7 @@ def _late_s(environment: WorkerEnvironment | None, slot_bytes: int) -> float:
     return max(least_s, STATES * slot_bytes / FETCHED_BYTES_PER_S) if least_s else 0.0
 
 
-class Place:
+class WorkerPlace:
     """Where this process belongs: its run's ledger, its id, its listener."""
 
     def __init__(self, environment: WorkerEnvironment | None, mark: str, mode: Mode) -> None:
@@ -298,7 +298,7 @@ class Place:
             id=self.me,
             host=self.host,
             pid=os.getpid(),
-            pid_started=process_started(os.getpid()) or 0,
+            pid_started=started_here(),
             address=address,
             fingerprint=self.fingerprint,
             local=local,
@@ -394,7 +394,7 @@ class Place:
             recaller = Recaller(root, me=self.me, wires=self.wires, who=feed.who)
         if not saving.uri and memory is None:
             return NoCheckpoints()
-        return Checkpoints(
+        return RunCheckpoints(
             saving,
             config,
             holder,
@@ -417,8 +417,7 @@ class Place:
         about = {"id": self.run_id, "host": socket.gethostname(), "created_s": round(time.time(), 3)}
         if environment is not None:
             return Owner(run=environment.run, directory=str(environment.run_dir), **about)  # type: ignore[arg-type]
-        pid = os.getpid()
-        return Owner(run="", pid=pid, pid_started=process_started(pid) or 0, **about)  # type: ignore[arg-type]
+        return Owner(run="", pid=os.getpid(), pid_started=started_here(), **about)  # type: ignore[arg-type]
 
     def _listen(self, arena: Arena, desk: SnapshotDesk, means: MeanDesk) -> tuple[str, str]:
         if self.environment is None:

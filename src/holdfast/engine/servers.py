@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.core.errors import ConfigError
 from holdfast.core.options.run import REPLICAS
 from holdfast.ledger.port import Ledger
+from holdfast.modes import ON_SERVERS
 from holdfast.modes.port import Mode
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.ledger import open_workers_ledger
@@ -34,7 +35,7 @@ def check_servers(environment: WorkerEnvironment | None, mode: Mode, *, tables: 
     if environment.servers and not mode.uses_servers and not tables:
         raise ConfigError(
             f"--servers starts parameter servers, and mode=holdfast.{type(mode).__name__}() does not use them",
-            hint="give join mode=holdfast.Async(staleness=4), use a holdfast.EmbeddingTable, or leave out --servers",
+            hint=f"give join {ON_SERVERS}, use a holdfast.EmbeddingTable, or leave out --servers",
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.membership.codec import encode
 from holdfast.membership.machine import Machine
-from holdfast.membership.messages import Place, Shared
+from holdfast.membership.messages import ScriptPlace, Shared
 from holdfast.net.groups import Gone, Group
 
 FRAME_ITEMS_MAX = 4096
@@ -31,10 +31,10 @@ class Sharing:
         self._machine = machine
         self._clock = clock
         self._left_at: dict[str, float] = {}  # when I first saw that one is no longer in the ledger
-        self._said: dict[Place, dict[str, Any]] = {}
-        self._heard: dict[str, dict[Place, dict[str, Any]]] = {}
+        self._said: dict[ScriptPlace, dict[str, Any]] = {}
+        self._heard: dict[str, dict[ScriptPlace, dict[str, Any]]] = {}
 
-    def say(self, place: Place, items: Mapping[str, Any], group: Group | None) -> list[Gone]:
+    def say(self, place: ScriptPlace, items: Mapping[str, Any], group: Group | None) -> list[Gone]:
         """To all members, in their order: if the first one is lost meanwhile, the next of them has heard it, if any."""
         self.remember(place, items)
         if group is None:
@@ -43,7 +43,7 @@ class Sharing:
         sent = (group.send(peer, frame) for frame in _frames(place, items) for peer in peers)
         return [gone for gone in sent if gone is not None]
 
-    def remember(self, place: Place, items: Mapping[str, Any]) -> None:
+    def remember(self, place: ScriptPlace, items: Mapping[str, Any]) -> None:
         """For those who come to this place later, in another view."""
         for old in [one for one in self._said if one[0] < place[0] - 1]:
             del self._said[old]
@@ -68,7 +68,7 @@ class Sharing:
             for old in [one for one in places if one[0] < step - 1]:
                 del places[old]
 
-    def at(self, place: Place) -> dict[str, dict[str, Any]]:
+    def at(self, place: ScriptPlace) -> dict[str, dict[str, Any]]:
         """Who has said what there."""
         return {peer: places[place] for peer, places in self._heard.items() if place in places}
 
@@ -86,7 +86,7 @@ class Sharing:
         now = self._clock()
         return self._machine.is_connected(member) and now - self._left_at.setdefault(member, now) < LEAVING_S
 
-    def has_passed(self, peer: str, place: Place) -> bool:
+    def has_passed(self, peer: str, place: ScriptPlace) -> bool:
         """That one has come further than this place, and so will not come to it."""
         if self._machine.has_gone_on(peer, place[0] + place[1]):
             return True
@@ -95,7 +95,7 @@ class Sharing:
         return any(other > place for other in self._heard.get(peer, ()))
 
 
-def _frames(place: Place, items: Mapping[str, Any]) -> Iterator[bytes]:
+def _frames(place: ScriptPlace, items: Mapping[str, Any]) -> Iterator[bytes]:
     pairs = list(items.items())
     for start in range(0, max(1, len(pairs)), FRAME_ITEMS_MAX):
         yield encode(Shared(place, tuple(pairs[start : start + FRAME_ITEMS_MAX])))

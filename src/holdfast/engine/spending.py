@@ -18,6 +18,7 @@ from holdfast.core.waits import Wait, WaitKind
 from holdfast.detection.beat import Activity
 from holdfast.detection.heartbeat import Pulse
 from holdfast.engine.transfer.checkpointing import NoCheckpoints
+from holdfast.engine.transfer.wrapping import WrappedCheckpoints
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.membership.phases import Phase
@@ -132,17 +133,16 @@ def _categories(phase: Phase, broken: bool) -> tuple[str, ...]:
     return tuple({**inside, **outside}[activity] for activity in Activity)
 
 
-class HeldUp(NoCheckpoints):
+class HeldUp(WrappedCheckpoints):
     """A worker's checkpoints, with the time that training waits for them on its account."""
 
-    _AS_THEY_ARE = ("is_due", "note", "member_lost", "arrived", "newest", "close", "search_at", "is_search_due")
+    AS_THEY_ARE = ("is_due", "note", "member_lost", "arrived", "newest", "close", "search_at", "is_search_due")
     _ON_ACCOUNT = ("save", "save_last", "settle_up_to", "settle", "leave")
 
     def __init__(self, inner: NoCheckpoints, spending: Spending) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._spending = spending
         self._members: tuple[str, ...] | None = None  # for whom it was last prepared
-        vars(self).update({name: getattr(inner, name) for name in self._AS_THEY_ARE})
         vars(self).update({name: self._on_account(getattr(inner, name)) for name in self._ON_ACCOUNT})
 
     def _on_account(self, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,14 +151,6 @@ class HeldUp(NoCheckpoints):
                 return inner(*arguments, **options)
 
         return held_up
-
-    @property
-    def keeps(self) -> bool:  # type: ignore[override]
-        return self._inner.keeps
-
-    @property
-    def saving(self) -> bool:  # type: ignore[override]
-        return self._inner.saving
 
     def prepare(self, members: tuple[str, ...]) -> None:
         if members is self._members:  # before nearly every step, and then there is nothing to prepare

@@ -28,7 +28,7 @@ from holdfast.core.errors import ConfigError, Evicted
 from holdfast.core.spending import REDUCING
 from holdfast.data.loader import BatchLoader
 from holdfast.data.seeding import derive_seed, seed_everything
-from holdfast.data.shards import ShardPlan
+from holdfast.data.shards import ShardPlace, ShardPlan
 from holdfast.detection.beat import Activity
 from holdfast.devices.laps import DeviceLap
 from holdfast.engine.checker import Checker
@@ -41,8 +41,7 @@ from holdfast.engine.reporting import Reporter
 from holdfast.engine.worker import Worker
 from holdfast.membership import messages as m
 from holdfast.modes.capture import NOWHERE, GradientCapture
-from holdfast.modes.port import Place
-from holdfast.reduce.reduction import Kept, Number
+from holdfast.reduce.reduction import KeptMean, Number
 
 
 @dataclass
@@ -77,7 +76,7 @@ class Shard:
     number: int
     batch: Any
     counts: bool  # False: it is computed only to be compared
-    place: Place
+    place: ShardPlace
     began: float | DeviceLap
     recorded: dict[str, dict[int, Number]] = field(default_factory=dict)  # metric -> this shard's number -> value
     gathered: str | None = None
@@ -276,7 +275,7 @@ class StepEngine:
                 worker.gradients.gathered[shard.number] = shard.gathered
         return True
 
-    def look_at(self, number: int) -> tuple[Any, Place]:
+    def look_at(self, number: int) -> tuple[Any, ShardPlace]:
         """The batch of a shard that another worker hands in, for a client that goes through its lines all the same."""
         step = self._step()
         assert self.open is None
@@ -402,7 +401,7 @@ class StepEngine:
         """At the end of an epoch a step may have fewer shards than were handed out."""
         return tuple(shard for shard in shards if self._data.place(step.number, shard) is not None)
 
-    def _fetch(self, place: Place, *, counts: bool) -> Any:
+    def _fetch(self, place: ShardPlace, *, counts: bool) -> Any:
         if self.checker is None:
             return self._loader.get(*place)
         return self.checker.batch(self._loader, place, counts=counts)
@@ -420,7 +419,7 @@ class StepEngine:
         )
         self._loader.expect(upcoming)
 
-    def _load(self, step: StepState, missed: Kept | None) -> None:
+    def _load(self, step: StepState, missed: KeptMean | None) -> None:
         """Put the mean where the client's lines expect it."""
         began = self._worker.clock()
         kept = self._worker.loaded(step.number, self._guard.inspect, missed)

@@ -35,7 +35,7 @@ from holdfast.membership.reach import Roll
 from holdfast.modes.port import Attendance
 from holdfast.net.groups import BrokenGroup, Gone, Group, Said
 from holdfast.net.meeting import Connected, Meeting, Unreachable
-from holdfast.reduce.reduction import Kept
+from holdfast.reduce.reduction import KeptMean
 
 TICK_S = 0.2
 FLUSH_S = 5.0  # for the last that was said: a slow member may still have to read it
@@ -143,7 +143,7 @@ class Worker:
         if self._ended is not None:
             self.leaving.leave(self._ended)
 
-    def share(self, place: m.Place, items: Mapping[str, Any]) -> None:
+    def share(self, place: m.ScriptPlace, items: Mapping[str, Any]) -> None:
         """Tell all members. See sharing.py."""
         for gone in self.sharing.say(place, items, self._group):
             self._queue.append(m.PeerLost(self.machine._number(), gone.peer, gone.reason))
@@ -186,7 +186,7 @@ class Worker:
     # ---- what an attendance does while the training thread is away: see modes/port.py
 
     @property
-    def kept(self) -> Kept | None:
+    def kept(self) -> KeptMean | None:
         return self.gradients.kept
 
     @property
@@ -262,13 +262,13 @@ class Worker:
         try:
             if isinstance(item.message, m.Ready):
                 self.gradients.heard(item.peer, item.message, item.note)
-            elif isinstance(item.message, m.Result):
+            elif isinstance(item.message, m.GivenMean):
                 self.gradients.receive(group, item.peer, item.message, item.note, self._interrupted)
         except PeerError as error:
             self._queue.append(m.PeerLost(number, item.peer, error.message))
             return
         self._queue.append(m.Heard(number, item.peer, item.message))
-        if isinstance(item.message, m.Result):
+        if isinstance(item.message, m.GivenMean):
             for more in group.resume(item.peer):
                 self._take(group, more)
 
@@ -439,7 +439,7 @@ class Worker:
         """It has left, for whatever reason."""
         return self.leaving.over is not None
 
-    def loaded(self, step: int, inspect: Callable[[Kept], None], missed: Kept | None = None) -> Kept:
+    def loaded(self, step: int, inspect: Callable[[KeptMean], None], missed: KeptMean | None = None) -> KeptMean:
         """Put the step's mean into the model, and have it looked at. Evicted if its memory was used again meanwhile."""
         kept = missed or self.gradients.kept
         assert kept is not None and kept.step == step

@@ -6,7 +6,7 @@ What was acknowledged is at a majority too, so at least one report has it, and t
 
 from __future__ import annotations
 
-from holdfast.log.configuration import Configuration, End, newest
+from holdfast.log.configuration import Configuration, LogEnd, newest
 from holdfast.log.messages import Effect, Propose, Seal, Send, Tell
 from holdfast.log.rules import Rules
 
@@ -20,7 +20,7 @@ class Candidacy:
         self._rules = rules
         self.released = released
         self.reason = reason
-        self._reports: dict[str, End] = {}
+        self._reports: dict[str, LogEnd] = {}
         self._asked_at: float | None = None
         self._proposed_at: float | None = None
 
@@ -29,7 +29,7 @@ class Candidacy:
         """So many reports are missing to a majority."""
         return max(0, self.configuration.majority - len(self._reports))
 
-    def report(self, server: str, end: End) -> None:
+    def report(self, server: str, end: LogEnd) -> None:
         if server in self.configuration.replicas:
             self._reports[server] = end
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.log.configuration import Configuration, End
+from holdfast.log.configuration import Configuration, LogEnd
 from holdfast.log.messages import AddReplica, HandOver, RemoveReplica, Wish
 from holdfast.log.rules import Rules
 
@@ -50,7 +50,7 @@ def objection(wish: Wish | Renew, me: str, configuration: Configuration) -> str:
 
 
 def proposal(
-    change: Change, configuration: Configuration, matched: int, end: End, committed: int
+    change: Change, configuration: Configuration, matched: int, end: LogEnd, committed: int
 ) -> Configuration | None:
     """What to propose now, if it is time. `matched`: how much of the log the server in question has."""
     wish, replicas = change.wish, configuration.replicas

@@ -35,14 +35,14 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class End:
+class LogEnd:
     """Where a log ends. Of two logs the one with the greater end is the newer, whatever their lengths are."""
 
     epoch: int
     index: int
 
 
-def newest(ends: Mapping[str, End], preferred: str) -> str:
+def newest(ends: Mapping[str, LogEnd], preferred: str) -> str:
     """Whose log is the newest. Between equals it is the preferred one, else the first by name."""
     best = max(ends.values())
     equals = sorted(name for name, end in ends.items() if end == best)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from holdfast.log import changing
 from holdfast.log.changing import Change, Renew
-from holdfast.log.configuration import Configuration, End, reached_by_majority
+from holdfast.log.configuration import Configuration, LogEnd, reached_by_majority
 from holdfast.log.log_copy import LogCopy
 from holdfast.log.messages import (
     Acknowledge,
@@ -239,11 +239,11 @@ class Leading:
             return []
         epoch = tail.epoch_at(progress.next - 1)
         assert epoch is not None
-        previous = End(epoch, progress.next - 1)
+        previous = LogEnd(epoch, progress.next - 1)
         progress.next += len(entries)
         return [self._append(peer, previous, entries, now)]
 
-    def _append(self, peer: str, previous: End, entries: tuple[Entry, ...], now: float) -> Send:
+    def _append(self, peer: str, previous: LogEnd, entries: tuple[Entry, ...], now: float) -> Send:
         progress = self._peers[peer]
         progress.sent_at, progress.told = now, self._copy.committed
         return Send(peer, Append(self.configuration.epoch, self._start, now, previous, entries, self._copy.committed))

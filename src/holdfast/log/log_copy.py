@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from holdfast.core.errors import IntegrityError
-from holdfast.log.configuration import End
+from holdfast.log.configuration import LogEnd
 from holdfast.log.deduplication import Deduplication
 from holdfast.log.messages import (
     Apply,
@@ -48,7 +48,7 @@ class LogCopy:
         self._ticket = 0
         self._marks: deque[tuple[int, int]] = deque()  # ticket -> the index that is persisted with it
         self._promises: deque[tuple[int, int]] = deque()
-        self._rebasing: tuple[int, End] | None = None  # the ticket of a log that begins anew, until it is stored
+        self._rebasing: tuple[int, LogEnd] | None = None  # the ticket of a log that begins anew, until it is stored
         self._taking = False
         self._cut_to = 0  # up to here nothing is kept for those who are late
         self.store_failed_at: float | None = None  # then what is not persisted has to be stored again
@@ -67,14 +67,14 @@ class LogCopy:
         return any((entry.epoch, entry.index) == (end.epoch, end.index) for entry in entries)
 
     @property
-    def end(self) -> End:
+    def end(self) -> LogEnd:
         return self.tail.end
 
     @property
-    def persisted_end(self) -> End:
+    def persisted_end(self) -> LogEnd:
         epoch = self.tail.epoch_at(self.persisted)
         assert epoch is not None, (self.persisted, self.tail.base, self.end)
-        return End(epoch, self.persisted)
+        return LogEnd(epoch, self.persisted)
 
     # -- storing
 
@@ -161,7 +161,7 @@ class LogCopy:
         """Of the state as it is now."""
         epoch = self.tail.epoch_at(self.committed)
         assert epoch is not None
-        return Snapshot(End(epoch, self.committed), self.table.export())
+        return Snapshot(LogEnd(epoch, self.committed), self.table.export())
 
     def snapshot_taken(self, snapshot: Snapshot) -> list[Effect]:
         """It is held as durably as the log is: what it covers can go, but for some entries for those who are late."""
@@ -204,7 +204,7 @@ class LogCopy:
         self.store_failed_at = None
         return [Restore(snapshot), *self._rebase(snapshot.end)]
 
-    def _rebase(self, end: End) -> list[Effect]:
+    def _rebase(self, end: LogEnd) -> list[Effect]:
         store = self._store(Rebase(end))
         # Entries that are here already are not part of it, and the snapshot holds what is before them.
         self._marks[-1] = (store.ticket, end.index)

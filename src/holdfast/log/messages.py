@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.log.configuration import Configuration, End
+from holdfast.log.configuration import Configuration, LogEnd
 
 Payload = str | int
-NOTHING = End(0, 0)
+NOTHING = LogEnd(0, 0)
 
 # ---- what a log consists of
 
@@ -69,7 +69,7 @@ class Remembered:
 class Snapshot:
     """The state after everything up to `end`, and the table that belongs to it. The state itself is the runtime's."""
 
-    end: End = NOTHING
+    end: LogEnd = NOTHING
     remembered: tuple[Remembered, ...] = ()
 
 
@@ -95,7 +95,7 @@ class Append:
     epoch: int
     start: int
     sent_at: float
-    previous: End
+    previous: LogEnd
     entries: tuple[Entry, ...]
     committed: int
 
@@ -142,7 +142,7 @@ class Seal:
 @dataclass(frozen=True, slots=True)
 class Sealed:
     epoch: int
-    end: End
+    end: LogEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +344,7 @@ class Promise:
 class Rebase:
     """The stored log begins anew after this end, which a snapshot covers."""
 
-    end: End
+    end: LogEnd
 
 
 @dataclass(frozen=True, slots=True)

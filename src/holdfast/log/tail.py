@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.log.configuration import End
+from holdfast.log.configuration import LogEnd
 from holdfast.log.messages import Entry, Update
 
 
 class Tail:
     """Invariant: indices follow each other without a gap, and epochs never fall."""
 
-    def __init__(self, base: End, entries: Sequence[Entry] = ()) -> None:
+    def __init__(self, base: LogEnd, entries: Sequence[Entry] = ()) -> None:
         self.base = base
         self._entries: list[Entry] = []
         self.append(entries)
 
     @property
-    def end(self) -> End:
-        return End(self._entries[-1].epoch, self._entries[-1].index) if self._entries else self.base
+    def end(self) -> LogEnd:
+        return LogEnd(self._entries[-1].epoch, self._entries[-1].index) if self._entries else self.base
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -57,7 +57,7 @@ class Tail:
         epoch = self.epoch_at(index)
         assert epoch is not None, (index, self.base, self.end)
         del self._entries[: index - self.base.index]
-        self.base = End(epoch, index)
+        self.base = LogEnd(epoch, index)
 
 
 def payload_bytes(entry: Entry) -> int:

@@ -57,7 +57,7 @@ NOTHING = Said()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class AuditRules:
     """What is audited. The same for all members of a run."""
 
     seed: int = 0
@@ -134,13 +134,13 @@ def majority(digests: Mapping[str, str]) -> str:
     return counted[0][0]
 
 
-def first_audit(rules: Rules, shards: int, step: int) -> int:
+def first_audit(rules: AuditRules, shards: int, step: int) -> int:
     """The number of audits in all steps before this one."""
     exact = rules.exactly
     return step * shards * exact.numerator // exact.denominator
 
 
-def sampled(rules: Rules, shards: int, step: int) -> dict[int, int]:
+def sampled(rules: AuditRules, shards: int, step: int) -> dict[int, int]:
     """The audited shards of a step, and the number that each audit has in the run."""
     if not rules.exactly:
         return {}
@@ -166,8 +166,8 @@ def auditor_of(number: int, shards: int, owner: str, able: Sequence[str], said: 
 class Auditing:
     """A member's part in a run's audits. Owned by its machine."""
 
-    def __init__(self, me: str, shards: int, rules: Rules | None = None) -> None:
-        self.rules = rules or Rules()
+    def __init__(self, me: str, shards: int, rules: AuditRules | None = None) -> None:
+        self.rules = rules or AuditRules()
         self._me = me
         self._shards = shards
         self._step = -1

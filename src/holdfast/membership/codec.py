@@ -11,8 +11,8 @@ from typing import Any
 
 from holdfast.core.errors import ProtocolError
 from holdfast.membership.auditing import Said
-from holdfast.membership.messages import MARKS, Done, Fetched, Message, Over, Place, Ready, Result, Shared
-from holdfast.membership.suspecting import Details, Entry
+from holdfast.membership.messages import MARKS, Done, Fetched, GivenMean, Message, Over, Ready, ScriptPlace, Shared
+from holdfast.membership.suspecting import Details, StateEntry
 from holdfast.membership.view_rules import Report
 from holdfast.net.framing import frame
 
@@ -59,7 +59,7 @@ def encode(message: Message | Shared, note: Any = None) -> bytes:
             fields["e"] = [listed, details.came, details.whole]
         if message.over:
             fields["q"] = message.over[:REASON_MAX]
-    elif isinstance(message, Result):
+    elif isinstance(message, GivenMean):
         fields = {"t": "result", "s": message.step, "n": note}
     elif isinstance(message, Fetched):
         fields = {"t": "fetched", "s": message.step}
@@ -105,7 +105,7 @@ def decode(body: bytes | bytearray) -> tuple[Message | Shared, Any]:
         ready = Ready(_step(fields), _shards(fields), *flags, **rest)  # type: ignore[arg-type]
         return ready, fields.get("n")
     if kind == "result":
-        return Result(_step(fields)), fields.get("n")
+        return GivenMean(_step(fields)), fields.get("n")
     if kind == "fetched":
         return Fetched(_step(fields)), None
     if kind == "over":
@@ -121,7 +121,7 @@ def decode(body: bytes | bytearray) -> tuple[Message | Shared, Any]:
     raise ProtocolError(f"a peer sent a message of unknown kind {str(kind)[:40]!r}")
 
 
-def _place(fields: dict[str, Any]) -> Place:
+def _place(fields: dict[str, Any]) -> ScriptPlace:
     rest = fields.get("at")
     if not isinstance(rest, list) or len(rest) != 3 or any(type(one) is not int for one in rest):
         raise ProtocolError(f"a peer sent {str(rest)[:40]!r} for a place in its script")
@@ -233,7 +233,7 @@ def _details(fields: dict[str, Any]) -> Details | None:
         for name, part, kind, value in listed:
             if any(type(text) is not str or len(text) > TEXT_MAX for text in (name, part, kind, value)):
                 raise ValueError
-            entries.append(Entry(name, part, kind, value))
+            entries.append(StateEntry(name, part, kind, value))
     except (TypeError, ValueError) as error:
         raise ProtocolError("a peer's list of its state makes no sense") from error
     return Details(tuple(entries), came, whole)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.core.words import View
-from holdfast.membership.auditing import Rules
+from holdfast.membership.auditing import AuditRules
 from holdfast.membership.knocking import Knocking
 from holdfast.membership.messages import (
     Applied,
@@ -69,7 +69,7 @@ class Machine(Returning):
         two_rounds: bool = True,
         checkpoints: bool = False,
         timing: Timing | None = None,
-        rules: Rules | None = None,
+        rules: AuditRules | None = None,
         step_rules: StepRules | None = None,
     ) -> None:
         super().__init__(

@@ -43,7 +43,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class GivenMean:
     """The reduced gradient of a step, for a member that missed it."""
 
     step: int
@@ -64,15 +64,15 @@ class Over:
     reason: str
 
 
-Message = Report | Ready | Done | Result | Fetched | Over
-Place = tuple[int, int, int, int]  # in a script: see engine/sharing.py
+Message = Report | Ready | Done | GivenMean | Fetched | Over
+ScriptPlace = tuple[int, int, int, int]  # in a script: see engine/sharing.py
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What a worker's script has come to outside the shards: by name, at a place in the script. Not for the machine."""
 
-    place: Place
+    place: ScriptPlace
     items: tuple[tuple[str, object], ...]
 
 

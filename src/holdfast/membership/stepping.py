@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from holdfast.core.words import View
 from holdfast.membership import messages as m
 from holdfast.membership.agreeing import agreed
-from holdfast.membership.auditing import Auditing, Finding, Rules
+from holdfast.membership.auditing import Auditing, AuditRules, Finding
 from holdfast.membership.balance import fill_in
 from holdfast.membership.doubting import Doubt, bringers
 from holdfast.membership.phases import TRANSITIONS, Phase
@@ -33,7 +33,7 @@ class Stepping(ABC):
         digest: str,
         two_rounds: bool,
         checkpoints: bool,
-        rules: Rules | None = None,
+        rules: AuditRules | None = None,
         step_rules: StepRules | None = None,
     ) -> None:
         self.me = me

@@ -51,7 +51,7 @@ SAME_BITS_AS_LEADER = f"compute nothing else under `if run.leader:` than on othe
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StateEntry:
     """One thing in the state. `part`: what it belongs to; `value`: short text, or a digest."""
 
     name: str
@@ -64,7 +64,7 @@ class Entry:
 class Details:
     """A member's state, entry by entry. `came`: the step with which it was given the state, or began."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[StateEntry, ...]
     came: int = 0
     whole: bool = True  # nothing was left out for want of room
 
@@ -73,7 +73,7 @@ class Details:
 class Differing:
     """An entry that members do not agree on. `values`: of those that have it."""
 
-    entry: Entry
+    entry: StateEntry
     values: tuple[tuple[str, str], ...]
     missing: bool = False  # somebody does not have it
 
@@ -98,7 +98,7 @@ def listed(names: Sequence[str]) -> str:
 
 def differing(details: Mapping[str, Details]) -> list[Differing]:
     """What members do not agree on: what is no tensor first, then parameters, buffers, extras, the optimizer."""
-    found: dict[str, dict[str, Entry]] = {}
+    found: dict[str, dict[str, StateEntry]] = {}
     for member, said in details.items():
         for entry in said.entries:
             found.setdefault(entry.name, {})[member] = entry
@@ -134,7 +134,7 @@ def outliers(differs: Iterable[Differing], members: Sequence[str]) -> list[str]:
     return [member for member in members if member in found]
 
 
-def is_structured(differs: Sequence[Differing], entries: Iterable[Entry]) -> bool:
+def is_structured(differs: Sequence[Differing], entries: Iterable[StateEntry]) -> bool:
     """Whether these differ as no flipped bit makes them differ: see the module."""
     if any(one.entry.kind == VALUE or _is_of_another_shape(one) for one in differs):
         return True

@@ -127,10 +127,6 @@ class Plan:
         """Whether that one is given its state in this view: what is in that, it has not been through itself."""
         return member in self.fetches
 
-    def gives_mean(self, member: str, step: int) -> bool:
-        """Whether that one lacked the mean of this step when the view began, and is given it."""
-        return self.step == step + 1 and member in self.gives
-
 
 def propose_next(me: str, ledger: LedgerState, standing: Standing, timing: Timing) -> Decision:
     """What `me`, a member of the ledger's view whose group is gone, should propose to come after it.

@@ -7,6 +7,8 @@ from typing import Any
 from holdfast.core.errors import ConfigError
 from holdfast.modes.port import Mode
 
+ON_SERVERS = "mode=holdfast.Async(staleness=4)"  # for a hint: a mode that trains on parameter servers
+
 
 def mode_or_default(mode: Any) -> Mode:
     """What join was given for a mode; ConfigError if it is none."""

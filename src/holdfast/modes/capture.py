@@ -21,7 +21,7 @@ from holdfast.modes.landing import Landing, Near, OnDevice
 from holdfast.modes.table_gradients import TableGradients
 from holdfast.modes.watching import BackwardWatch, ParameterWatch
 from holdfast.reduce.layout import Layout
-from holdfast.reduce.reduction import Kept
+from holdfast.reduce.reduction import KeptMean
 from holdfast.reduce.slots import Deferred
 from holdfast.state.naming import named_parameters
 
@@ -130,7 +130,7 @@ class GradientCapture:
                 hint="build the embedding with sparse=False, or use holdfast.EmbeddingTable",
             )
 
-    def load(self, kept: Kept) -> None:
+    def load(self, kept: KeptMean) -> None:
         """Put the mean of a step where the user's lines expect it."""
         with _NO_GRADIENTS:
             views = self._landing.views(kept)
@@ -160,7 +160,7 @@ class GradientCapture:
             parameter.grad = None
         self.has_gradients = False
 
-    def first_non_finite(self, kept: Kept) -> str:
+    def first_non_finite(self, kept: KeptMean) -> str:
         """What is not finite in the step's mean, in words; empty: all is.
 
         One pass at the speed of memory: a sum with an infinity or a NaN in it is one. A sum that is too large for its
@@ -178,11 +178,11 @@ class GradientCapture:
         name = self.buffers.first_non_finite(self._suspects(kept)) if buffers else ""
         return f"the buffer {name!r}" if name else ""
 
-    def is_zero(self, kept: Kept) -> bool:
+    def is_zero(self, kept: KeptMean) -> bool:
         """Whether every gradient of a mean is, where it was added up."""
         return not any(bool(section.gradients.any()) for section in self._sections(kept))
 
-    def _suspects(self, kept: Kept) -> list[int]:
+    def _suspects(self, kept: KeptMean) -> list[int]:
         """Buffers that may not be finite. To look at one on a device is to wait, so its mean is looked at before."""
         present = self._buffers_in(kept)
         if self.device is None:
@@ -190,14 +190,14 @@ class GradientCapture:
         means = kept.layout.views(kept.memory)[len(self._trained) :]
         return [number for number in present if not torch.isfinite(means[number]).all()]
 
-    def _buffers_in(self, kept: Kept) -> list[int]:
+    def _buffers_in(self, kept: KeptMean) -> list[int]:
         first = len(self._trained)
         return [index - first for index in sorted(kept.present) if index >= first]
 
     def _name_of(self, parameter: torch.Tensor) -> str:
         return self._names[id(parameter)]
 
-    def _sections(self, kept: Kept) -> list[_Summed]:
+    def _sections(self, kept: KeptMean) -> list[_Summed]:
         key = kept.memory.data_ptr()
         if self._summed is None or self._summed[0] != key or self._summed[1] is not kept.layout:
             found = []

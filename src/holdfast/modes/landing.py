@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 
 from holdfast.devices.copies import send
-from holdfast.reduce.reduction import Kept
+from holdfast.reduce.reduction import KeptMean
 
 
 class Landing(Protocol):
-    def views(self, kept: Kept) -> list[torch.Tensor]:
+    def views(self, kept: KeptMean) -> list[torch.Tensor]:
         """The mean as one tensor for each of the layout's, where the model is."""
 
     def give(self, parameters: Sequence[torch.nn.Parameter], means: Sequence[torch.Tensor]) -> None:
@@ -29,7 +29,7 @@ class Near:
     def __init__(self) -> None:
         self._last: tuple[int, object, list[torch.Tensor]] | None = None
 
-    def views(self, kept: Kept) -> list[torch.Tensor]:
+    def views(self, kept: KeptMean) -> list[torch.Tensor]:
         key = kept.memory.data_ptr()
         if self._last is None or self._last[0] != key or self._last[1] is not kept.layout:
             self._last = (key, kept.layout, kept.layout.views(kept.memory))
@@ -53,7 +53,7 @@ class OnDevice:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def views(self, kept: Kept) -> list[torch.Tensor]:
+    def views(self, kept: KeptMean) -> list[torch.Tensor]:
         return kept.layout.views(send(kept.memory, self._device))
 
     def give(self, parameters: Sequence[torch.nn.Parameter], means: Sequence[torch.Tensor]) -> None:

@@ -23,7 +23,7 @@ import torch
 
 from holdfast.core.config import RunConfig
 from holdfast.core.errors import ConfigError
-from holdfast.data.shards import ShardPlan
+from holdfast.data.shards import ShardPlace, ShardPlan
 from holdfast.events import EventLog
 from holdfast.ledger.port import Ledger
 from holdfast.membership import messages as m
@@ -31,19 +31,17 @@ from holdfast.membership.machine import Machine
 from holdfast.membership.step_rules import StepRules
 from holdfast.modes.capture import GradientCapture
 from holdfast.reduce.aggregators import Aggregator, Mean
-from holdfast.reduce.reduction import Kept
+from holdfast.reduce.reduction import KeptMean
 from holdfast.servers.units_port import ServerLines
 from holdfast.state.extras import Stateful
 from holdfast.state.optimizer import Optimizers
-
-Place = tuple[int, int]  # (step, shard) of the ShardPlan: which samples, and the random state that they start from
 
 
 class DataPlan(ABC):
     """Which samples the shards of a step hold. What it knows of where the run is travels with the run's state."""
 
     @abstractmethod
-    def place(self, step: int, shard: int) -> Place | None:
+    def place(self, step: int, shard: int) -> ShardPlace | None:
         """Where the ShardPlan has this shard's samples; None: the step has no such shard."""
 
     @abstractmethod
@@ -73,7 +71,7 @@ class DataPlan(ABC):
     @abstractmethod
     def upcoming(
         self, step: int, now: Sequence[int], later: Sequence[int], *, room: int, until: int, passed: Collection[int]
-    ) -> Iterator[Place]:
+    ) -> Iterator[ShardPlace]:
         """What a worker will need if nothing happens: these shards of this step, and those of each later one.
 
         `room`: the shards of a step in this view; `until`: the step at which the loop ends; `passed`: steps without
@@ -137,7 +135,7 @@ class Runtime(Protocol):
     def spending(self) -> TimeAccount: ...
 
     @property
-    def kept(self) -> Kept | None: ...
+    def kept(self) -> KeptMean | None: ...
 
     @property
     def is_ending(self) -> bool: ...
@@ -234,7 +232,7 @@ class Attendance:
         """The step that the user's loop is to begin next, if it was closed already."""
         return None
 
-    def missed(self, step: int) -> Kept | None:
+    def missed(self, step: int) -> KeptMean | None:
         """The mean of a step that was committed while the loop was away."""
         return None
 

@@ -53,6 +53,11 @@ def dial_service(
     return _dial(address, keys, hello, mine, time.monotonic() + CONNECT_S)
 
 
+def dial_purpose(address: str, keys: Keys, hello: Hello, *, timeout_s: float = CONNECT_S) -> socket.socket:
+    """The same with whoever listens at an address and takes such a purpose, registered or not."""
+    return _dial(address, keys, hello, None, time.monotonic() + timeout_s)
+
+
 def _dial(address: str, keys: Keys, hello: Hello, memory: SharedMemory | None, deadline: float) -> socket.socket:
     sock = dial_address(address, keys, WORKER, deadline)
     with _closed_on_failure(sock):

@@ -25,7 +25,7 @@ _ENDED_IN_ORDER = ("ended", "started over")
 
 
 @dataclass
-class ServerState:
+class ServerRecord:
     """As its agent and itself have last told. `lags_s`: how long it finds that others take."""
 
     alive: bool = True
@@ -40,7 +40,7 @@ class ServerState:
 
 
 @dataclass
-class SliceState:
+class SliceRecord:
     primary: str
     servers: tuple[str, ...] = ()
     epoch: int = 0
@@ -54,8 +54,8 @@ class Servers:
         self.failovers = 0
         self.moves = 0
         self.staleness: Counter[int] = Counter()  # by how many updates of others -> updates
-        self.known: dict[str, ServerState] = {}
-        self.slices: dict[str, SliceState] = {}
+        self.known: dict[str, ServerRecord] = {}
+        self.slices: dict[str, SliceRecord] = {}
         self.lanes: dict[str, Lane] = {}
         self.slice_lanes: dict[str, Lane] = {}
         self.updates_ended = 0  # acknowledged by servers that are forgotten
@@ -136,11 +136,11 @@ class Servers:
         self.failovers += 1
         self._led(event, at, number).failovers += 1
 
-    def _led(self, event: Mapping[str, Any], at: float, number: int) -> SliceState:
+    def _led(self, event: Mapping[str, Any], at: float, number: int) -> SliceRecord:
         name, primary, epoch = str(event["slice"]), str(event["primary"]), int(event["epoch"])
         if name not in self.slices and len(self.slices) >= SLICES_MAX:
-            return SliceState(primary)
-        known = self.slices.setdefault(name, SliceState(primary))
+            return SliceRecord(primary)
+        known = self.slices.setdefault(name, SliceRecord(primary))
         known.primary, known.epoch, self.changed = primary, epoch, number
         if name not in self.slice_lanes and len(self.slice_lanes) < SLICE_LANES_MAX:
             self.slice_lanes[name] = Lane(name, (name.partition("/")[0], _number(name)), group="slices")
@@ -176,11 +176,11 @@ class Servers:
 
     # ---- what is kept
 
-    def _server(self, server: str) -> ServerState:
+    def _server(self, server: str) -> ServerRecord:
         if server not in self.known and len(self.known) >= SERVERS_KEPT_MAX:
             ended = next((name for name, known in self.known.items() if not known.alive), next(iter(self.known)))
             self.updates_ended += self.known.pop(ended).updates
-        return self.known.setdefault(server, ServerState(alive=server in self.alive))
+        return self.known.setdefault(server, ServerRecord(alive=server in self.alive))
 
     def _lane(self, server: str) -> Lane:
         name = server_lane(server)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import get_type_hints
+from typing import TypeVar, get_type_hints
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.options.run import WorkerOptions
@@ -31,17 +31,14 @@ def variable(setting: str) -> str:
 RUN_DIR = variable("run_dir")
 WORKER = variable("worker")
 LEDGER_SOCKET = "ledger.sock"  # in the socket directory
+Told = TypeVar("Told", bound="ToldByAgent")
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerEnvironment(WorkerOptions):
-    """What the agent says to a worker: where it is, and its options. A script started by hand has none of it."""
+class ToldByAgent:
+    """A base of settings that an agent gives to a process: a variable for each field, and what follows from them."""
 
     run_dir: Path
-    worker: str
     socket_dir: Path
-    checkpoint: str = ""  # CheckpointSettings, encoded; empty: none
-    launcher: str = ""  # who started this worker where no agent did: launched.py
 
     @property
     def run(self) -> str:
@@ -56,7 +53,30 @@ class WorkerEnvironment(WorkerOptions):
         return bytes.fromhex((self.run_dir / "secret").read_text().strip())
 
     def to_variables(self) -> dict[str, str]:
+        assert is_dataclass(self)
         return {variable(one.name): str(getattr(self, one.name)) for one in fields(self)}
+
+
+def read_told(cls: type[Told], variables: Mapping[str, str], hint: str) -> Told:
+    """What `to_variables` has made of it. ConfigError if one is missing or wrong."""
+    types = get_type_hints(cls)
+    try:
+        return cls(**{one.name: types[one.name](variables[variable(one.name)]) for one in fields(cls)})  # type: ignore[arg-type]
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"the environment variable {error} that an agent sets is missing or wrong", hint=hint
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerEnvironment(WorkerOptions, ToldByAgent):
+    """What the agent says to a worker: where it is, and its options. A script started by hand has none of it."""
+
+    run_dir: Path
+    worker: str
+    socket_dir: Path
+    checkpoint: str = ""  # CheckpointSettings, encoded; empty: none
+    launcher: str = ""  # who started this worker where no agent did: launched.py
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, str] | None = None) -> WorkerEnvironment | None:
@@ -64,14 +84,8 @@ class WorkerEnvironment(WorkerOptions):
         found = os.environ if variables is None else variables
         if RUN_DIR not in found:
             return None
-        types = get_type_hints(cls)
-        try:
-            return cls(**{one.name: types[one.name](found[variable(one.name)]) for one in fields(cls)})
-        except (KeyError, ValueError) as error:
-            raise ConfigError(
-                f"the environment variable {error} that an agent sets is missing or wrong",
-                hint=f"start workers with `holdfast run`, or unset {RUN_DIR} for a run of one",
-            ) from error
+        hint = f"start workers with `holdfast run`, or unset {RUN_DIR} for a run of one"
+        return read_told(cls, found, hint)
 
 
 def process_variables() -> dict[str, str]:

@@ -39,6 +39,11 @@ def process_started(pid: int) -> int | None:
     return int(fields[19]) if fields and fields[0] not in _DEAD else None
 
 
+def started_here() -> int:
+    """When this process started; 0 if the system does not say."""
+    return process_started(os.getpid()) or 0
+
+
 def process_state(pid: int) -> str:
     """The kernel's letter for the process: R running, S sleeping, T stopped; empty if it does not live."""
     fields = _stat(pid)

@@ -14,9 +14,10 @@ from holdfast.events import EventLog
 from holdfast.ledger.port import Ledger
 from holdfast.placement import late_dynamo
 from holdfast.placement.ledger import open_ledger
+from holdfast.placement.proc import started_here
 from holdfast.placement.server_environment import ServerEnvironment
 from holdfast.servers.server import ServerSettings
-from holdfast.servers.serving import ServerPlace, serve, started_at
+from holdfast.servers.serving import ServerPlace, serve
 from holdfast.servers.units_state import KIND, UnitsState
 from holdfast.tables.serving import KINDS
 from holdfast.trust.keys import Keys, load_keys
@@ -33,6 +34,7 @@ def main() -> None:
         listen=environment.listen or "127.0.0.1",
         advertise=environment.advertise,
         socket=environment.socket,
+        pid_started=started_here(),
         start=environment.start,
     )
     directory = environment.directory
@@ -69,7 +71,7 @@ def _heart(pulse: Pulse, environment: ServerEnvironment) -> Heartbeat | None:
     place = environment.run_dir / SERVER_BEATS
     try:
         place.mkdir(exist_ok=True)
-        return Heartbeat(pulse, place, environment.server, started=started_at())
+        return Heartbeat(pulse, place, environment.server, started=started_here())
     except OSError:
         return None
 

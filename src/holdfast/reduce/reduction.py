@@ -78,7 +78,7 @@ class Brought:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptMean:
     """The reduced mean of a step: ours, untouched by the user, until the next step commits."""
 
     step: int
@@ -104,7 +104,7 @@ class Kept:
         return note if self.shards is None else {**note, "v": list(self.shards)}
 
     @classmethod
-    def received(cls, step: int, layout: Layout, memory: torch.Tensor, note: Any) -> Kept:
+    def received(cls, step: int, layout: Layout, memory: torch.Tensor, note: Any) -> KeptMean:
         """With the note of a peer, who may have sent anything: ProtocolError. The memory is filled afterwards."""
         try:
             present = frozenset(map(int, note["p"]))

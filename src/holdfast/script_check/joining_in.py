@@ -18,7 +18,7 @@ import torch
 from holdfast.checkpoint.settings import CheckpointSettings
 from holdfast.core.config import RunConfig
 from holdfast.engine.ledger_feed import LedgerFeed
-from holdfast.engine.place import Place
+from holdfast.engine.place import WorkerPlace
 from holdfast.engine.recovery.rewinding import Rewinding
 from holdfast.engine.transfer.checkpointing import NoCheckpoints
 from holdfast.membership import messages as m
@@ -80,7 +80,7 @@ class HandedOver(NoCheckpoints):
         return m.Restored(snapshot.step)
 
 
-class CheckedPlace(Place):
+class CheckedPlace(WorkerPlace):
     """Where a process of a check belongs: nowhere, as in a run of one, and it keeps no checkpoints."""
 
     task: Task

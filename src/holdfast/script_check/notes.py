@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.membership.suspecting import Entry
+from holdfast.membership.suspecting import StateEntry
 
 PLACE = "HOLDFAST_CHECK"  # the directory, the role, how many steps, and before which of them the second process joins
 FIRST, JOINER = "first", "joiner"
@@ -65,7 +65,7 @@ class Noted:
     """All that one process wrote down."""
 
     shards: dict[int, dict[int, Words]] = field(default_factory=dict)  # step -> shard -> what it left behind
-    states: dict[int, tuple[Entry, ...]] = field(default_factory=dict)  # after so many steps
+    states: dict[int, tuple[StateEntry, ...]] = field(default_factory=dict)  # after so many steps
     around: dict[int, Words] = field(default_factory=dict)  # before the shards of a step: what the script keeps
     generators: dict[int, str] = field(default_factory=dict)
     found: Found | None = None
@@ -111,7 +111,7 @@ def _take(noted: Noted, record: Mapping[str, Any]) -> None:
         noted.again += record["again"]
         noted.steps += 1
     elif kind == "state":
-        noted.states[record["step"]] = tuple(Entry(*entry) for entry in record["entries"])
+        noted.states[record["step"]] = tuple(StateEntry(*entry) for entry in record["entries"])
     elif kind == "around":
         noted.around[record["step"]] = record["around"]
         noted.generators[record["step"]] = record["generators"]

@@ -17,8 +17,8 @@ import torch
 import xxhash
 
 from holdfast.core.errors import ConfigError
-from holdfast.data.fetching import Place
 from holdfast.data.loader import BatchLoader
+from holdfast.data.shards import ShardPlace
 from holdfast.engine.api.run import Run
 from holdfast.modes.capture import Collector
 from holdfast.reduce.reduction import Number
@@ -64,7 +64,7 @@ class Recomputing:
         self._step = -1
         self._attempt = ""  # how the shards are computed now; empty: as always
         self.batch_digest = ""  # of the shard at hand
-        self._batches: dict[Place, list[tuple[str, str]]] = {}
+        self._batches: dict[ShardPlace, list[tuple[str, str]]] = {}
         self._shards: dict[int, Words] = {}
         self._buffers: dict[str, set[str]] = {}  # what the step's shards made of each
         self._drawn: dict[int, str] = {}  # the generators after a shard
@@ -76,7 +76,7 @@ class Recomputing:
 
     # ---- around a shard
 
-    def batch(self, loader: BatchLoader, place: Place, *, counts: bool) -> Any:
+    def batch(self, loader: BatchLoader, place: ShardPlace, *, counts: bool) -> Any:
         if counts:
             current = self._run.engine.current
             self._begin(current.number if current is not None else place[0])
@@ -156,7 +156,7 @@ class Recomputing:
         found = Found(check, names[0], self._step, shard, more=len(names) - 1, around=tuple(around[:5]), clue=clue)
         self._end_with(found)
 
-    def _compare_batches(self, place: Place, one: list[tuple[str, str]], other: list[tuple[str, str]]) -> None:
+    def _compare_batches(self, place: ShardPlace, one: list[tuple[str, str]], other: list[tuple[str, str]]) -> None:
         if [values for values, _ in one] != [values for values, _ in other]:
             self._end_with(Found(FETCH, "the batch", self._step, place[1], clue="values"))
         for (_, form), (_, twin) in zip(one, other, strict=True):

@@ -31,14 +31,20 @@ class Follower(Run):
         return False
 
 
+def _put_in(name: str, instead: type) -> None:
+    """Of what holdfast.join builds with."""
+    assert name in vars(joining), name
+    vars(joining)[name] = instead
+
+
 def check_joins(task: Task) -> None:
     """Let the run that the script joins be checked."""
     join = joining.join
     notes = Notes(task.notes)
     CheckedPlace.task = task
-    vars(joining)["Place"] = CheckedPlace
+    _put_in("WorkerPlace", CheckedPlace)
     if task.role == JOINER:
-        vars(joining)["Run"] = Follower
+        _put_in("Run", Follower)
 
     @functools.wraps(join)
     def checked(model: Any, optimizer: Any, dataset: Any, **options: Any) -> Run:

@@ -26,7 +26,7 @@ def free_bytes() -> int:
         return 1 << 62
 
 
-class Share:
+class PoolShare:
     """A part of a pool's use that is counted by itself."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Buffer:
         memory: memoryview,
         nbytes: int,
         whole: Buffer | None = None,
-        share: Share | None = None,
+        share: PoolShare | None = None,
     ) -> None:
         self._pool = pool
         self.share = share
@@ -79,7 +79,7 @@ class BufferPool:
         self.idle_bytes = 0
         self.used_bytes = 0
 
-    def get(self, nbytes: int, share: Share | None = None) -> Buffer:
+    def get(self, nbytes: int, share: PoolShare | None = None) -> Buffer:
         """OSError if the machine does not have so much."""
         rounded = -(-max(1, nbytes) // PAGE_BYTES) * PAGE_BYTES
         if idle := self._idle[rounded]:
@@ -111,7 +111,7 @@ class BufferPool:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptPayload:
     """A payload, and the memory that it is in; None: of a payload without a body."""
 
     head: Head

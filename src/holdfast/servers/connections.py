@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import ProtocolError
 from holdfast.net.greeting import Greeting, Hello
-from holdfast.servers.buffers import Buffer, Kept, free_bytes
+from holdfast.servers.buffers import Buffer, KeptPayload, free_bytes
 from holdfast.servers.frames import FrameStream, Head, Later
 from holdfast.servers.holding import Limits
 from holdfast.servers.links import LOG
@@ -209,7 +209,7 @@ class Requests:
             if buffer is not None:
                 buffer.release()
             raise
-        replica.push(client, author, Kept(payload, buffer), self._server.now)
+        replica.push(client, author, KeptPayload(payload, buffer), self._server.now)
 
 
 def name_in(fields: Head, name: str) -> str:

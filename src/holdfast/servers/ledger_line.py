@@ -10,18 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from holdfast.core.errors import LeaseGone, LedgerError, WatchGap
+from holdfast.core.errors import LeaseGone, LedgerError
 from holdfast.core.words import KEY_SERVERS, KEY_SLICE, KEY_STARTED_OVER, Registration, encode_json
-from holdfast.ledger.port import Ledger
+from holdfast.ledger.port import Change, Ledger, Reading
+from holdfast.ledger.watching import RETRY_S, WAIT_S, follow
 from holdfast.log.configuration import Configuration
 from holdfast.servers.log_codec import encode_configuration
 
-RETRY_S = 0.1
-WAIT_S = 1.0
 PROPOSALS_MAX = 1024
 
 
@@ -69,34 +68,17 @@ class LedgerFollower:
 
     def _run(self) -> None:
         self._ledger = ledger = self._open()
-        while not self._closing.is_set():
-            try:
-                self._follow(ledger)
-            except WatchGap:
-                continue
-            except LedgerError:
-                self._closing.wait(RETRY_S)
+        follow(ledger, self._closing, whole=self._post_whole, changed=self._post_changes)
         ledger.close()
 
-    def _follow(self, ledger: Ledger) -> None:
-        reading = ledger.read("")
+    def _post_whole(self, reading: Reading) -> None:
         entries = sorted(reading.entries, key=lambda one: one.key != KEY_STARTED_OVER)
         self._post(LedgerWhole(tuple(LedgerValue(one.key, one.value, one.revision) for one in entries)))
-        watch = ledger.watch("", revision=reading.revision)
-        try:
-            while not self._closing.is_set():
-                try:
-                    changes = watch.next(WAIT_S)
-                except WatchGap:
-                    raise
-                except LedgerError:
-                    self._closing.wait(RETRY_S)
-                    continue
-                for change in changes:
-                    value = change.value if change.kind == "put" else None
-                    self._post(LedgerValue(change.key, value, change.revision))
-        finally:
-            watch.close()
+
+    def _post_changes(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            value = change.value if change.kind == "put" else None
+            self._post(LedgerValue(change.key, value, change.revision))
 
 
 class LedgerLine:

@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.core.errors import ProtocolError
 from holdfast.log import messages as m
-from holdfast.log.configuration import Configuration, End
+from holdfast.log.configuration import Configuration, LogEnd
 
 NUMBER_MAX = 1 << 62
 NAME_CHARACTERS_MAX = 200
@@ -92,7 +92,7 @@ def encode_message(message: m.Message, head_of: Callable[[m.Update], Any]) -> di
     fields: dict[str, Any] = {"is": type(message).__name__.lower()}
     for name in message.__slots__:
         value = getattr(message, name)
-        if isinstance(value, End):
+        if isinstance(value, LogEnd):
             value = _end(value)
         elif isinstance(value, Configuration):
             value = encode_configuration(value)
@@ -111,12 +111,6 @@ def decode_message(fields: Any, keep: Callable[[Any, int], m.Payload]) -> m.Mess
     if decode is None:
         raise ProtocolError(f"a message of the kind {str(fields.get('is'))[:20]!r}")
     return decode(fields, keep)
-
-
-def payload_lengths(fields: Any) -> list[int]:
-    """Of the entries of an encoded Append, before anything of it is taken."""
-    rows = _fields(fields).get("entries", [])
-    return [_number(row[6]) for row in _list(rows) if isinstance(row, list) and len(row) == 8]
 
 
 def _append(fields: dict[str, Any], keep: Callable[[Any, int], m.Payload]) -> m.Append:
@@ -145,14 +139,14 @@ _DECODERS: dict[str, Callable[[dict[str, Any], Callable[[Any, int], m.Payload]],
 }
 
 
-def _end(end: End) -> list[int]:
+def _end(end: LogEnd) -> list[int]:
     return [end.epoch, end.index]
 
 
-def _read_end(value: Any) -> End:
+def _read_end(value: Any) -> LogEnd:
     if not isinstance(value, list) or len(value) != 2:
         raise ProtocolError("what is no end of a log")
-    return End(_number(value[0]), _number(value[1]))
+    return LogEnd(_number(value[0]), _number(value[1]))
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """One replica of one slice at work: the machine that decides (log/machine.py), the state, and the payloads of its log.
 
 It turns what happens into events of the machine, and performs the effects that come back. Sockets and the ledger are
-behind `Surroundings`, memory or disk behind `Storage`. One thread of the server owns it.
+behind `Surroundings`, memory or disk behind `LogStorage`. One thread of the server owns it.
 
 Invariants: the state has exactly the updates up to what the machine has committed. A payload is held for as long as its
 entry is in the log. What is being read from live state is made independent of it before the state changes.
@@ -19,13 +19,13 @@ from holdfast.log import messages as m
 from holdfast.log.leading import Leading
 from holdfast.log.machine import ReplicaMachine
 from holdfast.log.rules import Rules
-from holdfast.servers.buffers import Buffer, BufferPool, Kept
+from holdfast.servers.buffers import Buffer, BufferPool, KeptPayload
 from holdfast.servers.frames import Outgoing
 from holdfast.servers.holding import Capturing
 from holdfast.servers.log_codec import decode_message, encode_message, encode_snapshot
 from holdfast.servers.placing import Target, next_wish
 from holdfast.servers.replicated import Answer, Author, Head, Payload, ReplicatedState
-from holdfast.servers.storing import Storage
+from holdfast.servers.storing import LogStorage
 
 READS_WAITING_MAX = 1024
 
@@ -35,7 +35,7 @@ class Surroundings(Protocol):
 
     copies: BufferPool  # memory for what is still being read when it changes
 
-    def send(self, peer: str, head: dict[str, Any], payloads: Sequence[Kept]) -> None:
+    def send(self, peer: str, head: dict[str, Any], payloads: Sequence[KeptPayload]) -> None:
         """To another server. It may be lost."""
 
     def answer(self, client: str, head: dict[str, Any], answer: Answer | None = None) -> Outgoing | None:
@@ -69,7 +69,7 @@ class Replica:
         me: str,
         state: ReplicatedState,
         surroundings: Surroundings,
-        storage: Storage,
+        storage: LogStorage,
         rules: Rules,
         *,
         now: float,
@@ -81,7 +81,7 @@ class Replica:
         self.machine = ReplicaMachine(me, rules, now=now, start=start, stored=stored)
         self._around = surroundings
         self._storage = storage
-        self._kept: dict[int, Kept] = {}  # by the reference that stands in the log
+        self._kept: dict[int, KeptPayload] = {}  # by the reference that stands in the log
         self._by_index: dict[int, int] = {}  # which reference the entry at an index has
         self._next_reference = 0
         self._events: deque[m.Event] = deque()
@@ -138,7 +138,7 @@ class Replica:
                     raise ProtocolError("entries that are longer than their body")
                 part = body.part(position, nbytes)
                 position += nbytes
-            references.append(self._keep(Kept(head, part)))
+            references.append(self._keep(KeptPayload(head, part)))
             return references[-1]
 
         try:
@@ -151,12 +151,12 @@ class Replica:
             if body is not None:
                 body.release()
 
-    def push(self, client: str, author: Author, kept: Kept, now: float) -> None:
+    def push(self, client: str, author: Author, kept: KeptPayload, now: float) -> None:
         """An update of a worker. `kept` is the replica's from now on."""
         if not self.capturing.holds_back(author, lambda: self._push(client, author, kept, self.now)):
             self._push(client, author, kept, now)
 
-    def _push(self, client: str, author: Author, kept: Kept, now: float) -> None:
+    def _push(self, client: str, author: Author, kept: KeptPayload, now: float) -> None:
         leading = self.machine.leading
         if leading is not None and leading.is_established:
             try:
@@ -238,7 +238,7 @@ class Replica:
 
     # ---- payloads
 
-    def _keep(self, kept: Kept) -> int:
+    def _keep(self, kept: KeptPayload) -> int:
         self._next_reference += 1
         self._kept[self._next_reference] = kept
         return self._next_reference
@@ -257,7 +257,7 @@ class Replica:
     def payload_of(self, update: m.Update) -> Payload:
         return self._kept[int(update.payload)].payload
 
-    def give_stored(self, entries: Sequence[m.Entry], payloads: Sequence[Kept | None]) -> None:
+    def give_stored(self, entries: Sequence[m.Entry], payloads: Sequence[KeptPayload | None]) -> None:
         """At the start: the payloads of what an earlier process stored, whose references are counted from 1."""
         for entry, kept in zip(entries, payloads, strict=True):
             if kept is not None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from holdfast.log.rules import Rules
 from holdfast.net.acceptor import AcceptLimits, Acceptor
 from holdfast.net.mailbox import Mailbox
 from holdfast.net.sockets import prepare
-from holdfast.servers.buffers import BufferPool, Kept, Share
+from holdfast.servers.buffers import BufferPool, KeptPayload, PoolShare
 from holdfast.servers.connections import SLICES, Inbound, Requests, ServerGreeting
 from holdfast.servers.durable import DurableSlices, OnDisk
 from holdfast.servers.fetching import Fetched, FetchFailed, fetch_snapshot
@@ -38,7 +37,7 @@ from holdfast.servers.links import LOG, Dialled, Link, dialler
 from holdfast.servers.replica import Replica
 from holdfast.servers.replicated import Answer, ReplicatedState
 from holdfast.servers.run_facts import RunFacts
-from holdfast.servers.storing import DiskStorage, MemoryStorage, Storage, kept_in
+from holdfast.servers.storing import DiskStorage, LogStorage, MemoryStorage, kept_in
 from holdfast.trust.keys import Keys
 
 REPLICAS_MAX = 4096
@@ -128,7 +127,7 @@ class SliceServer:
         self.tell = tell
         self.account = account
         self.pool = BufferPool(self._settings.log_bytes_max)
-        self.led = Share()  # of the pool, by what workers have pushed here
+        self.led = PoolShare()  # of the pool, by what workers have pushed here
         self.copies = BufferPool(COPIES_BYTES_MAX)
         self.replicas: dict[str, Replica] = {}
         self.facts = RunFacts()
@@ -151,7 +150,7 @@ class SliceServer:
         )
         self._ledger = LedgerLine(open_ledger, registration, self._mailbox.put, lease_s=self._settings.lease_s)
         self._ledger_answers = True
-        self._storage: Storage = MemoryStorage()
+        self._storage: LogStorage = MemoryStorage()
         self._disk: DurableSlices | None = None
         self._tick_s = self._rules.beat_s / 2
         self._next_tick = 0.0
@@ -196,11 +195,6 @@ class SliceServer:
     def stop(self) -> None:
         self._stopping = True
         self._mailbox.wake()
-
-    def start_thread(self) -> threading.Thread:
-        thread = threading.Thread(target=self.run, name=f"holdfast-server-{self.me}", daemon=True)
-        thread.start()
-        return thread
 
     def _turn(self) -> None:
         unseen = [one for one in self._inbound.values() if one.stream.has_more]
@@ -396,7 +390,7 @@ class SliceServer:
 
     # ---- what replicas need (Surroundings)
 
-    def send(self, peer: str, head: dict[str, Any], payloads: Sequence[Kept]) -> None:
+    def send(self, peer: str, head: dict[str, Any], payloads: Sequence[KeptPayload]) -> None:
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = Link(peer, lambda: self._dial(peer), self._mailbox.put)

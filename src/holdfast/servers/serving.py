@@ -41,6 +41,7 @@ class ServerPlace:
     advertise: str = ""
     socket: Path | None = None
     threads: int = 1  # of torch
+    pid_started: int = 0  # when this process did, by the kernel: guards against a reused process id
     start: int = 1  # which process under this id it is: more than 1 only with a directory that keeps what it stored
 
 
@@ -65,7 +66,7 @@ def build_server(
         id=place.id,
         host=place.host,
         pid=os.getpid(),
-        pid_started=started_at(),
+        pid_started=place.pid_started,
         address=address,
         fingerprint="",
         local=local,
@@ -112,8 +113,3 @@ def warm_up() -> None:
     parameter.grad = torch.zeros(4)
     for optimizer in (torch.optim.SGD([parameter], 0.1, fused=True), torch.optim.Adam([parameter], 0.1, fused=True)):
         optimizer.step()
-
-
-def started_at() -> int:
-    """When this process began, in the kernel's own count: guards against a reused process id."""
-    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

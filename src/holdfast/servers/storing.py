@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.log import messages as m
-from holdfast.servers.buffers import BufferPool, Kept
+from holdfast.servers.buffers import BufferPool, KeptPayload
 from holdfast.servers.durable import DurableSlices, OnDisk
 from holdfast.servers.replicated import Answer, Payload
 
 
-class Storage(Protocol):
+class LogStorage(Protocol):
     """Nothing here waits."""
 
-    def store(self, name: str, effect: m.Store, kept_of: Callable[[m.Update], Kept]) -> bool:
+    def store(self, name: str, effect: m.Store, kept_of: Callable[[m.Update], KeptPayload]) -> bool:
         """True: it is stored now. False: the replica is told Persisted or StoreFailed."""
 
     def hold_snapshot(self, name: str, snapshot: m.Snapshot, capture: Callable[[], Answer]) -> bool:
@@ -31,7 +31,7 @@ class Storage(Protocol):
 
 
 class MemoryStorage:
-    def store(self, name: str, effect: m.Store, kept_of: Callable[[m.Update], Kept]) -> bool:
+    def store(self, name: str, effect: m.Store, kept_of: Callable[[m.Update], KeptPayload]) -> bool:
         return True
 
     def hold_snapshot(self, name: str, snapshot: m.Snapshot, capture: Callable[[], Answer]) -> bool:
@@ -53,7 +53,7 @@ class DiskStorage:
     def __init__(self, directory: Path, post: Callable[[OnDisk], None]) -> None:
         self.slices = DurableSlices(directory, post)
 
-    def store(self, name: str, effect: m.Store, kept_of: Callable[[m.Update], Kept]) -> bool:
+    def store(self, name: str, effect: m.Store, kept_of: Callable[[m.Update], KeptPayload]) -> bool:
         entries = effect.operation.entries if isinstance(effect.operation, m.Write) else ()
         kept = {one.content: kept_of(one.content) for one in entries if isinstance(one.content, m.Update)}
         for one in kept.values():
@@ -82,10 +82,10 @@ class DiskStorage:
         self.slices.remove(name)
 
 
-def kept_in(pool: BufferPool, payload: Payload) -> Kept:
+def kept_in(pool: BufferPool, payload: Payload) -> KeptPayload:
     """A payload that was read from disk, in memory of the pool."""
     if not payload.nbytes:
-        return Kept(payload.head, None)
+        return KeptPayload(payload.head, None)
     buffer = pool.get(payload.nbytes)
     buffer.view[:] = payload.body
-    return Kept(payload.head, buffer)
+    return KeptPayload(payload.head, buffer)

@@ -20,7 +20,7 @@ from holdfast.servers.log_codec import encode_configuration
 from holdfast.servers.placing import first_placement
 from holdfast.servers.replicated import Head
 from holdfast.servers.units import Extras, Given
-from holdfast.servers.units_port import Standing
+from holdfast.servers.units_port import UnitsPosition
 from holdfast.servers.units_state import (
     NAME,
     answer_query,
@@ -118,7 +118,7 @@ class RemoteUnits:
         ask = self._under_way
         return ask.why if ask is not None else ""
 
-    def standing(self, clocks: Mapping[str, int] | None = None) -> Standing | None:
+    def standing(self, clocks: Mapping[str, int] | None = None) -> UnitsPosition | None:
         reply = _Reply()
         self._submit(_read(standing_query(clocks)), reply, self._patience_s)
         return read_standing(reply.wait(self._patience_s)["answer"])

@@ -12,7 +12,7 @@ from holdfast.servers.units import Ask, Extras, Given, UnitTable
 
 
 @dataclass(frozen=True)
-class Standing:
+class UnitsPosition:
     """How far the run is in its units. `left`: those before `next` that are not used."""
 
     begun: bool
@@ -38,7 +38,7 @@ class Units(Protocol):
     def waits_for(self) -> str:
         """Why there is no answer to the last ask yet, as far as that is known. From any thread."""
 
-    def standing(self, clocks: Mapping[str, int] | None = None) -> Standing | None:
+    def standing(self, clocks: Mapping[str, int] | None = None) -> UnitsPosition | None:
         """Now; or what is left in a state of the parameters with these clocks, None where nobody knows any more."""
 
     def wish(self) -> int:
@@ -99,11 +99,11 @@ class MemoryUnits:
         with self._shared.lock:
             return self._shared.table.waits_for(self._me[0])
 
-    def standing(self, clocks: Mapping[str, int] | None = None) -> Standing | None:
+    def standing(self, clocks: Mapping[str, int] | None = None) -> UnitsPosition | None:
         with self._shared.lock:
             table = self._shared.table
             left = table.left_at(clocks if clocks is not None else {})
-            return Standing(table.begun, table.next, tuple(left)) if left is not None else None
+            return UnitsPosition(table.begun, table.next, tuple(left)) if left is not None else None
 
     def wish(self) -> int:
         with self._shared.lock:

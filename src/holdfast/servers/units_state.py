@@ -23,7 +23,7 @@ from holdfast.core.errors import ProtocolError
 from holdfast.core.words import encode_json
 from holdfast.servers.replicated import Answer, Author, Head, Payload
 from holdfast.servers.units import Ask, Extras, Given, Row, UnitTable
-from holdfast.servers.units_port import Standing
+from holdfast.servers.units_port import UnitsPosition
 
 KIND = "units"
 NAME = "units/0"
@@ -85,13 +85,13 @@ def read_given(head: Head) -> Given:
     return Given(unit, *others)
 
 
-def read_standing(head: Head) -> Standing | None:
+def read_standing(head: Head) -> UnitsPosition | None:
     left = head.get("left")
     if left is None:
         return None
     if not _are_numbers(left) or not _is_number(head.get("next")):
         raise ProtocolError("a standing that is none")
-    return Standing(bool(head.get("begun")), int(head["next"]), tuple(left))
+    return UnitsPosition(bool(head.get("begun")), int(head["next"]), tuple(left))
 
 
 class UnitsState:

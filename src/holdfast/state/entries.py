@@ -14,7 +14,7 @@ import numpy
 import torch
 import xxhash
 
-from holdfast.membership.suspecting import BUFFER, EXTRA, NUMBER, OPTIMIZER, PARAMETER, TENSOR, VALUE, Entry
+from holdfast.membership.suspecting import BUFFER, EXTRA, NUMBER, OPTIMIZER, PARAMETER, TENSOR, VALUE, StateEntry
 from holdfast.state.codec import unflatten, unpack_tree
 from holdfast.state.layout import memory_of, readable
 from holdfast.state.snapshot import Snapshot
@@ -29,15 +29,15 @@ _SHOWN = (torch.float64, torch.float32, torch.int64, torch.int32, torch.bool)
 _NUMBERS = 1  # a tensor of at most so many numbers is shown
 
 
-def entries_of(snapshot: Snapshot) -> tuple[tuple[Entry, ...], bool]:
+def entries_of(snapshot: Snapshot) -> tuple[tuple[StateEntry, ...], bool]:
     """The entries, and whether these are all."""
     state = unflatten(unpack_tree(snapshot.tree), snapshot.tensors)
     order = {VALUE: 0, NUMBER: 1, TENSOR: 2}
     leaves = sorted(_leaves(state), key=lambda leaf: order[_kind(leaf[2])])
-    entries: list[Entry] = []
+    entries: list[StateEntry] = []
     room = ROOM_BYTES
     for name, part, value in leaves:
-        entry = Entry(name[:NAME_MAX], part[:NAME_MAX], _kind(value), _text(value))
+        entry = StateEntry(name[:NAME_MAX], part[:NAME_MAX], _kind(value), _text(value))
         room -= sum(map(len, (entry.name, entry.part, entry.kind, entry.value))) + 16
         if room < 0 or len(entries) >= ENTRIES_MAX:
             return tuple(entries), False

@@ -21,7 +21,7 @@ import torch
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.checkpoint.storage.port import Storage
 from holdfast.core.errors import ConfigError, IntegrityError, NotStored, ProtocolError, StorageError, StorageUnavailable
-from holdfast.tables.log_format import Entry, as_told, bases, check_follows, place_of, read_entry, read_pieces
+from holdfast.tables.log_format import TableLogEntry, as_told, bases, check_follows, place_of, read_entry, read_pieces
 from holdfast.tables.module import numbers_of
 from holdfast.tables.settings import SGD
 from holdfast.tables.shard import TableShard
@@ -49,7 +49,7 @@ class _Followed:
     def __init__(self, place: str) -> None:
         self.place = place
         self.state: TableShard | None = None
-        self.entry: Entry | None = None
+        self.entry: TableLogEntry | None = None
 
 
 class Follower:
@@ -136,7 +136,7 @@ class Follower:
                     followed.state.apply_changes(piece)
                 followed.entry = entry
 
-    def _is_there(self, place: str, entry: Entry) -> bool:
+    def _is_there(self, place: str, entry: TableLogEntry) -> bool:
         """It has not been removed because so much comes after it."""
         try:
             return read_entry(self._storage, place, entry.sequence).checksum == entry.checksum

@@ -44,7 +44,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableLogEntry:
     sequence: int
     base: bool
     since: int
@@ -74,7 +74,7 @@ class Entry:
         return encode_json({"entry": plain, "checksum": checksum_of(encode_json(plain))})
 
     @classmethod
-    def decode(cls, content: bytes, name: str) -> Entry:
+    def decode(cls, content: bytes, name: str) -> TableLogEntry:
         """IntegrityError for what no writer wrote."""
         try:
             told = json.loads(content)
@@ -116,16 +116,16 @@ def sequences(storage: Storage, place: str) -> list[int]:
     return sorted(found)
 
 
-def read_entry(storage: Storage, place: str, sequence: int) -> Entry:
+def read_entry(storage: Storage, place: str, sequence: int) -> TableLogEntry:
     """NotStored if there is none; IntegrityError if it is damaged."""
     name = entry_name(place, sequence)
-    entry = Entry.decode(storage.read(name, ENTRY_BYTES_MAX), name)
+    entry = TableLogEntry.decode(storage.read(name, ENTRY_BYTES_MAX), name)
     if entry.sequence != sequence:
         raise IntegrityError(f"{name} says that it is entry {entry.sequence}")
     return entry
 
 
-def check_follows(entry: Entry, before: Entry) -> None:
+def check_follows(entry: TableLogEntry, before: TableLogEntry) -> None:
     """IntegrityError, with what is wrong, unless this delta comes right after that entry."""
     name, end = f"entry {entry.sequence}", before.moment.updates
     if entry.sequence != before.sequence + 1:
@@ -138,10 +138,10 @@ def check_follows(entry: Entry, before: Entry) -> None:
         raise IntegrityError(f"{name} follows on another history than entry {before.sequence} is of")
 
 
-def newest_chain(storage: Storage, place: str) -> list[Entry]:
+def newest_chain(storage: Storage, place: str) -> list[TableLogEntry]:
     """The newest base and the deltas after it. Empty: there is no log. IntegrityError for one that is not whole."""
     numbers = sequences(storage, place)
-    chain: list[Entry] = []
+    chain: list[TableLogEntry] = []
     for position in reversed(range(len(numbers))):
         try:
             entry = read_entry(storage, place, numbers[position])
@@ -157,7 +157,7 @@ def newest_chain(storage: Storage, place: str) -> list[Entry]:
     return []
 
 
-def bases(storage: Storage, place: str, after: int) -> Iterator[Entry]:
+def bases(storage: Storage, place: str, after: int) -> Iterator[TableLogEntry]:
     """Those that can be read, newest first, of entries with higher numbers than `after`."""
     for sequence in reversed(sequences(storage, place)):
         if sequence <= after:
@@ -182,7 +182,7 @@ def parts_of(changes: Changes, part_bytes: int = PART_BYTES) -> Iterator[tuple[s
         yield "candidates", np.ascontiguousarray(pairs[start : start + step]).data.cast("B")
 
 
-def read_pieces(storage: Storage, entry: Entry, *, values_only: bool = False) -> Iterator[Changes]:
+def read_pieces(storage: Storage, entry: TableLogEntry, *, values_only: bool = False) -> Iterator[Changes]:
     """What the entry holds, a part at a time: all of them, one after the other, are its changes.
 
     NotStored or IntegrityError, with the part's name. `values_only`: for look-ups.
@@ -217,7 +217,7 @@ def _narrowed(records: Records, layout: Layout) -> Records:
     return narrow
 
 
-def check_settings(entry: Entry, settings: TableSettings) -> None:
+def check_settings(entry: TableLogEntry, settings: TableSettings) -> None:
     if entry.settings != settings:
         raise IntegrityError("the log is of a table with other settings")
 

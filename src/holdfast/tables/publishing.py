@@ -18,8 +18,8 @@ from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.checkpoint.storage.port import Storage
 from holdfast.core.errors import ConfigError, IntegrityError, NotStored, StorageRefused
 from holdfast.tables.log_format import (
-    Entry,
     Part,
+    TableLogEntry,
     check_settings,
     checksum_of,
     entry_name,
@@ -49,15 +49,15 @@ class _ShardLog:
 
     place: str
     next: int = 0  # the number of the next entry
-    last: Entry | None = None  # the one before it, if this publisher knows it
+    last: TableLogEntry | None = None  # the one before it, if this publisher knows it
     followed: bool = False  # whether the store's changes since that entry are what comes next
     base_bytes: int = 0
     delta_bytes: int = 0
     deltas: int = 0
     wrote: bool = False  # this publisher wrote the last entry
-    sent: Entry | None = None  # an entry of which it is not known whether it is there
+    sent: TableLogEntry | None = None  # an entry of which it is not known whether it is there
 
-    def committed(self, entry: Entry) -> None:
+    def committed(self, entry: TableLogEntry) -> None:
         self.next, self.last, self.followed, self.sent = entry.sequence + 1, entry, True, None
         if entry.base:
             self.base_bytes, self.delta_bytes, self.deltas = entry.nbytes, 0, 0
@@ -136,7 +136,7 @@ class Publisher:
         at_ms = int(time.time() * 1000)
         changes = self.store.changes(shard, since)
         sequence = log.next
-        entry = Entry(
+        entry = TableLogEntry(
             sequence,
             base,
             since,
@@ -147,7 +147,7 @@ class Publisher:
             tuple(self._written(log.place, sequence, changes)),
         )
         content = entry.encode()
-        entry = Entry.decode(content, "what is written")
+        entry = TableLogEntry.decode(content, "what is written")
         log.sent = entry
         if self.storage.create(entry_name(log.place, sequence), content):
             log.committed(entry)
@@ -212,7 +212,7 @@ class Publisher:
                 self.storage.delete(stored.name)
 
 
-def replayed(storage: Storage, chain: list[Entry], like: TableStore) -> TableShard:
+def replayed(storage: Storage, chain: list[TableLogEntry], like: TableStore) -> TableShard:
     """A shard from a base and its deltas."""
     shard = TableShard(like.settings)
     for entry in chain:

@@ -16,7 +16,7 @@ from holdfast.data.shards import ShardPlan
 from holdfast.engine.api.joining import Training as Given
 from holdfast.engine.api.joining import take_part
 from holdfast.engine.api.run import Run
-from holdfast.engine.place import Place
+from holdfast.engine.place import WorkerPlace
 from holdfast.engine.recovery.leaving import LeaveRequested
 from holdfast.engine.transfer.checkpointing import NoCheckpoints
 from holdfast.events import EventLog
@@ -58,7 +58,7 @@ class Events(EventLog):
             self._process.world.told(self._process, kind, fields)
 
 
-class SimulatedPlace(Place):
+class SimulatedPlace(WorkerPlace):
     """Where a simulated worker belongs: every port is virtual, and what is built on them is what ships."""
 
     def __init__(self, process: Process) -> None:

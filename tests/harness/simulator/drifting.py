@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from holdfast.membership.auditing import Finding, Rules
-from holdfast.membership.suspecting import PARAMETER, TENSOR, Details, Entry
+from holdfast.membership.auditing import AuditRules, Finding
+from holdfast.membership.suspecting import PARAMETER, TENSOR, Details, StateEntry
 from tests.harness.simulator.schedule import Schedule, Violation
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ SCRIPT, FLIP = "script", "flip"
 RIGHT = "right"
 
 
-def rules_of(schedule: Schedule) -> Rules:
-    return Rules(fraction=1.0 if schedule.audit else 0.0, every=SELDOM if schedule.drifts else 0)
+def rules_of(schedule: Schedule) -> AuditRules:
+    return AuditRules(fraction=1.0 if schedule.audit else 0.0, every=SELDOM if schedule.drifts else 0)
 
 
 class Drift:
@@ -63,7 +63,7 @@ class Drift:
             return "", None
         many = 1 if self._drifts == FLIP else 4
         entries = [
-            Entry(f"the parameter {number}", PARAMETER, TENSOR, f"(3,) {self.value if number < many else RIGHT}")
+            StateEntry(f"the parameter {number}", PARAMETER, TENSOR, f"(3,) {self.value if number < many else RIGHT}")
             for number in range(4)
         ]
         return self.value, Details(tuple(entries)) if step == self._narrow else None

@@ -185,7 +185,7 @@ class Worker:
         view = self.machine.view
         assert view is not None
         self.world.workers[effect.to].weights.is_sent(effect.step, self.weights)
-        self.world.network.send(self, effect.to, view, m.Result(effect.step))
+        self.world.network.send(self, effect.to, view, m.GivenMean(effect.step))
 
     def _keep(self, effect: m.Keep) -> None:
         self.means[effect.step] = self.result if self.result is not None else -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.integrations.ray.supervising import RAISES_MAX, STRAGGLE_S, AskToLeave, End, Start, Supervision
+from holdfast.integrations.ray.supervising import RAISES_MAX, STRAGGLE_S, AskToLeave, RunEnd, Start, Supervision
 
 
 def begun(workers: int = 3) -> Supervision:
@@ -39,44 +39,44 @@ def test_the_run_is_over_when_all_have_come_to_the_end() -> None:
     supervision.returned(1, 1.0)
     assert supervision.tick(1.0) == []  # nobody is started any more
     supervision.returned(2, 2.0)
-    assert supervision.tick(2.0) == [End("finished")]
+    assert supervision.tick(2.0) == [RunEnd("finished")]
 
 
 def test_stragglers_are_not_waited_for_for_ever() -> None:
     supervision = begun()
     supervision.returned(1, 1.0)
-    assert supervision.tick(STRAGGLE_S) == [] and supervision.tick(1.0 + STRAGGLE_S) == [End("finished")]
+    assert supervision.tick(STRAGGLE_S) == [] and supervision.tick(1.0 + STRAGGLE_S) == [RunEnd("finished")]
 
 
 def test_a_function_that_fails_everywhere_ends_it() -> None:
     supervision = begun()
     supervision.raised(0, 1.0)
     supervision.raised(1, 1.0)
-    assert End not in map(type, supervision.tick(1.0))
+    assert RunEnd not in map(type, supervision.tick(1.0))
     supervision.raised(2, 1.0)
-    assert supervision.tick(1.0) == [End("failed", "the function failed", 2)]
+    assert supervision.tick(1.0) == [RunEnd("failed", "the function failed", 2)]
 
 
 def test_a_function_that_fails_again_and_again_in_one_place_ends_it() -> None:
     supervision, now = begun(), 1.0
     for _ in range(RAISES_MAX):
         now += 60.0
-        assert End not in map(type, supervision.tick(now))
+        assert RunEnd not in map(type, supervision.tick(now))
         supervision.raised(1, now)
-    assert supervision.tick(now) == [End("failed", "the function failed", 1)]
+    assert supervision.tick(now) == [RunEnd("failed", "the function failed", 1)]
 
 
 def test_what_would_be_refused_everywhere_ends_it_at_once() -> None:
     supervision = begun()
     supervision.raised(1, 1.0, hopeless=True)
-    assert supervision.tick(1.0) == [End("failed", "the function failed", 1)]
+    assert supervision.tick(1.0) == [RunEnd("failed", "the function failed", 1)]
 
 
 def test_an_exception_after_the_last_step_of_others_does_not_undo_the_training() -> None:
     supervision = begun(2)
     supervision.returned(0, 1.0)
     supervision.raised(1, 2.0)
-    assert supervision.tick(2.0) == [End("finished")]
+    assert supervision.tick(2.0) == [RunEnd("finished")]
 
 
 def test_restarts_are_bounded() -> None:
@@ -85,7 +85,7 @@ def test_restarts_are_bounded() -> None:
         now += 60.0
         assert supervision.tick(now) == [Start(0)]
         supervision.died(0, now)
-    assert supervision.tick(now + 60.0) == [End("failed", "all 2 restarts are used up", 0)]
+    assert supervision.tick(now + 60.0) == [RunEnd("failed", "all 2 restarts are used up", 0)]
 
 
 def test_a_stopped_run_ends_when_its_workers_have_left() -> None:
@@ -94,4 +94,4 @@ def test_a_stopped_run_ends_when_its_workers_have_left() -> None:
     supervision.left(0, 2.0, stopped="Ctrl-C")
     assert supervision.tick(2.0) == []
     supervision.left(1, 2.0, stopped="Ctrl-C")
-    assert supervision.tick(2.0) == [End("stopped", "Ctrl-C")]
+    assert supervision.tick(2.0) == [RunEnd("stopped", "Ctrl-C")]

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from holdfast.agent.hosts.etcd_member import Member, MemberPlan, Tls, control_url, end_all, find_etcd
+from holdfast.agent.hosts.etcd_member import EtcdMember, MemberPlan, Tls, control_url, end_all, find_etcd
 from holdfast.core.errors import ConfigError, LedgerUnavailable
 from holdfast.placement.directory import replace_file
 from holdfast.placement.proc import process_started
@@ -77,7 +77,7 @@ class EtcdCluster:
                 f"the cluster in {self.directory} has {len(plans)} members, not {members}",
                 hint="leave the number out, or choose another --dir",
             )
-        self.members = [Member(plan, self.directory / plan.name) for plan in plans]
+        self.members = [EtcdMember(plan, self.directory / plan.name) for plan in plans]
 
     # -- all of it
 

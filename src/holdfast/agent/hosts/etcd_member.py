@@ -69,7 +69,7 @@ def find_etcd() -> str:
     )
 
 
-class Member:
+class EtcdMember:
     """A member with its directory. Its process is a child, or one that an earlier command left in the background."""
 
     def __init__(self, plan: MemberPlan, directory: Path) -> None:
@@ -206,7 +206,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def end_all(members: Sequence[Member], patience_s: float) -> None:
+def end_all(members: Sequence[EtcdMember], patience_s: float) -> None:
     """SIGTERM to all, then SIGKILL to those that do not go: a leader may look long for someone to succeed it.
 
     Nothing is lost by a SIGKILL; what etcd has acknowledged is on its disk.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -21,8 +20,8 @@ from holdfast.byzantine.agreement.canonical import decode, encode
 from holdfast.byzantine.agreement.messages import KINDS, Message
 from holdfast.core.errors import PeerError
 from holdfast.net import framing
-from holdfast.net.dialling import dial_address
-from holdfast.net.greeting import NO_NUMBER, WORKER, Hello, send_hello
+from holdfast.net.dialling import dial_purpose
+from holdfast.net.greeting import NO_NUMBER, Hello
 from holdfast.net.proving import BLOCKED
 from holdfast.net.streams import Deadline, send
 from holdfast.trust.keys import Keys
@@ -39,16 +38,7 @@ MESSAGE_EXTRA_BYTES = 64 * 1024 * 1024  # beside an update: attestations and pro
 
 def dial(address: str, keys: Keys, purpose: str, me: str) -> socket.socket:
     """A proven connection. PeerError if there is none to be had in time."""
-    sock = dial_address(address, keys, WORKER, time.monotonic() + DIAL_S)
-    try:
-        send_hello(sock, Hello(purpose, NO_NUMBER, me), None)
-    except OSError as error:
-        sock.close()
-        raise PeerError(f"the connection broke at the greeting: {error}") from error
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+    return dial_purpose(address, keys, Hello(purpose, NO_NUMBER, me), timeout_s=DIAL_S)
 
 
 class OutgoingLink:

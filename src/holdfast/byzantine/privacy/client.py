@@ -46,7 +46,7 @@ _EXPECTED: dict[Phase, type[FromServer]] = {
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptSecrets:
     """All of a client between two messages. As secret as its keys."""
 
     name: str
@@ -126,7 +126,7 @@ class MaskedClient:
         """What `restored` goes on with. Answers are not in it: a message that comes again is refused."""
         parcels = tuple(Parcel(peer, sealed) for peer, sealed in self._parcels.items())
         return encode(
-            Kept(
+            KeptSecrets(
                 self.name,
                 self.round,
                 self.terms,
@@ -144,7 +144,7 @@ class MaskedClient:
     @classmethod
     def restored(cls, content: bytes, *, expand: Expand = expand) -> MaskedClient:
         """ProtocolError for what `kept` has not made."""
-        kept = decode(content, {Kept.__name__: Kept})
+        kept = decode(content, {KeptSecrets.__name__: KeptSecrets})
         if kept.phase not in tuple(Phase) or len(kept.own) != 2:
             raise ProtocolError("not what a client keeps of a round")
         client = cls(kept.name, kept.round, kept.terms, kept.secrets, expand=expand)

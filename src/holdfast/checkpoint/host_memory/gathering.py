@@ -30,7 +30,7 @@ READERS = 4  # parts that are read at a time
 
 
 @dataclass(frozen=True)
-class Source:
+class MemorySource:
     """A host, and what it keeps."""
 
     host: str
@@ -41,7 +41,7 @@ class Source:
 class _Held:
     """A file at one of the sources."""
 
-    source: Source
+    source: MemorySource
     path: str
     fragment: Fragment | None
 
@@ -49,10 +49,10 @@ class _Held:
 class GatheredStorage:
     """What the sources had when it was made. Those that cannot be listed are left out."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[MemorySource]) -> None:
         self.writers = READERS
         self.block_bytes = 8 << 20
-        self.sources: builtins.list[Source] = []
+        self.sources: builtins.list[MemorySource] = []
         self.failures: dict[str, str] = {}  # host -> why it was left out
         self._lock = threading.Lock()
         self._scratch = threading.local()
@@ -69,7 +69,7 @@ class GatheredStorage:
                 self._add(source, entry)
         self.uri = "memory of " + ", ".join(source.host for source in self.sources)
 
-    def _add(self, source: Source, entry: Stored) -> None:
+    def _add(self, source: MemorySource, entry: Stored) -> None:
         directory, _, name = entry.name.rpartition("/")
         fragment = Fragment.parse(name)
         if fragment is None:

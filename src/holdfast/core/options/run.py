@@ -173,7 +173,7 @@ class WorkerOptions:
         0,
         group=SERVING,
         metavar="N",
-        help="how many parameter servers this host has, for a script with mode=holdfast.Async()",
+        help="how many parameter servers this host has, for a script whose mode or embedding tables use them",
         more="A host with `--servers` and without workers [only serves](../how-to/parameter-servers.md#several-hosts)",
         hint="a server is a process: 3 of them outlive the loss of one",
     )

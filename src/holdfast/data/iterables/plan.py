@@ -12,9 +12,9 @@ from typing import Any
 from holdfast.core.errors import ConfigError
 from holdfast.core.kinds import a_kind
 from holdfast.data.alignment import align_batch
-from holdfast.data.fetching import Place, ShardFetcher
+from holdfast.data.fetching import ShardFetcher
 from holdfast.data.iterables.handed import HandedBatches
-from holdfast.data.shards import ShardPlan
+from holdfast.data.shards import ShardPlace, ShardPlan
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class HandedLoader:
         self._collate = collate_fn if collates else (lambda parts: parts[0])
         self._collates = collates
 
-    def expect(self, upcoming: Iterable[Place]) -> None:
+    def expect(self, upcoming: Iterable[ShardPlace]) -> None:
         """There is nothing to do beforehand."""
 
     def get(self, step: int, shard: int) -> Any:

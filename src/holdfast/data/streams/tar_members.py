@@ -18,7 +18,7 @@ class NotATar(Exception):
 
 
 @dataclass(frozen=True)
-class Member:
+class TarMember:
     """A file in it. `header`: where its headers begin; `end`: where the next one's do."""
 
     name: str
@@ -28,7 +28,7 @@ class Member:
     end: int
 
 
-def members(read: Callable[[int, int], bytes], size: int) -> Iterator[Member]:
+def members(read: Callable[[int, int], bytes], size: int) -> Iterator[TarMember]:
     """The regular files among the first `size` bytes. `read(start, stop)` gives bytes."""
     at = first = 0
     name, length_said = "", -1
@@ -57,7 +57,7 @@ def members(read: Callable[[int, int], bytes], size: int) -> Iterator[Member]:
                 length_said = int(records.get("size", length_said))
             continue
         if kind in _REGULAR:
-            yield Member(name or _short_name(header), first, start, start + length, at)
+            yield TarMember(name or _short_name(header), first, start, start + length, at)
         if kind not in (b"g", b"K"):
             name, length_said = "", -1
         first = at

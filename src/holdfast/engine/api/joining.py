@@ -37,7 +37,7 @@ from holdfast.engine.loops import Loops
 from holdfast.engine.misuse import Misuse
 from holdfast.engine.numerics import fingerprint, fix_arithmetic
 from holdfast.engine.optimizer_calls import OptimizerCalls
-from holdfast.engine.place import Place, path_of
+from holdfast.engine.place import WorkerPlace, path_of
 from holdfast.engine.recovery.auditing import audited
 from holdfast.engine.recovery.guarding import Guard, wake_scalers
 from holdfast.engine.recovery.trusting import alike_shards
@@ -51,7 +51,7 @@ from holdfast.modes.port import Mode, TrainingParts
 from holdfast.modes.robust import with_rule
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.launched import environment_of_process
-from holdfast.placement.proc import process_started
+from holdfast.placement.proc import started_here
 from holdfast.state.extras import Stateful, try_extras
 from holdfast.state.optimizer import Optimizers
 from holdfast.state.snapshot import Holder
@@ -133,7 +133,7 @@ def join(
     mode.check_device(capture.device)
     _prepare(model, extras, config.threads, environment)
     check_servers(environment, mode, tables=bool(tables_of(model)))
-    place = Place(environment, fingerprint(capture.device), mode)
+    place = WorkerPlace(environment, fingerprint(capture.device), mode)
     connect_tables(model, environment, place.me, place.host, place.keys)
     training = Training(model, optimizer, extras, capture=capture, plan=plan, loader=loader, saving=saving)
     run = take_part(place, training, config)
@@ -155,7 +155,7 @@ class Training:
     saving: CheckpointSettings
 
 
-def take_part(place: Place, training: Training, config: RunConfig) -> Run:
+def take_part(place: WorkerPlace, training: Training, config: RunConfig) -> Run:
     """Wire a worker together in its place. The process is prepared."""
     model, optimizer, extras, capture = training.model, training.optimizer, training.extras, training.capture
     plan, loader, saving = training.plan, training.loader, training.saving
@@ -184,17 +184,17 @@ def take_part(place: Place, training: Training, config: RunConfig) -> Run:
     return Run(model, optimizer, engine, worker=worker, capture=capture, loops=loops, name=name, **validated)
 
 
-def _live_and_end_with_process(run: Run, place: Place, overruled: str) -> None:
+def _live_and_end_with_process(run: Run, place: WorkerPlace, overruled: str) -> None:
     _tell_doubts(run, place, overruled)
     machine = run._worker.machine
     if machine.audits.rules.every and machine.step_rules.whole and not trains_tables(run.model):
         run.engine.checker = FirstLook(machine, place.events)
     if place.environment is not None:
-        run.beat_in(place.environment.run_dir, process_started(os.getpid()) or 0)
+        run.beat_in(place.environment.run_dir, started_here())
     ProcessEdge(run, place)
 
 
-def _tell_doubts(run: Run, place: Place, overruled: str) -> None:
+def _tell_doubts(run: Run, place: WorkerPlace, overruled: str) -> None:
     """One worker tells them; in a run of one there is no event log, and Python's warnings say it."""
     if place.environment is not None and not place.me.startswith("w0."):
         return

@@ -27,7 +27,7 @@ from holdfast.engine.api.records import Records
 from holdfast.engine.collectives import Collectives
 from holdfast.engine.worker import Worker
 from holdfast.events import EventLog
-from holdfast.membership.messages import Place, StopAsked
+from holdfast.membership.messages import ScriptPlace, StopAsked
 
 TELL_S = 0.05  # results of an evaluation are told about so often
 IDLE_S, IDLE_CHUNKS = 0.5, 4.0  # without news of a chunk for so long, and so many chunks' time, it is computed here too
@@ -98,7 +98,7 @@ class Outside:
         values = {name: value() if callable(value) else value for name, value in metrics.items()}
         return {name: _number(name, value) for name, value in values.items() if value is not None}
 
-    def _agree(self, place: Place, metrics: Mapping[str, Any]) -> dict[str, float]:
+    def _agree(self, place: ScriptPlace, metrics: Mapping[str, Any]) -> dict[str, float]:
         """The value of the first member that is there; all take it, or none.
 
         Said also where nobody else is there: who is lost may be level again in the next view, and come here then.
@@ -128,13 +128,13 @@ class Outside:
             self._compare(peer, own, items.get("o"), values)
         return values
 
-    def _wait_for_first(self, first: str, place: Place) -> None:
+    def _wait_for_first(self, first: str, place: ScriptPlace) -> None:
         """Until it has said its values, or another one is the first."""
         with self._waiting(f"{first} to come to run.record", [first]):
             while self.first(place) == first and not _is_values(self.sharing.at(place).get(first, {}).get("d")):
                 self.wait_for([first], place, "run.record")
 
-    def first(self, place: Place) -> str | None:
+    def first(self, place: ScriptPlace) -> str | None:
         """Whose value counts; None: mine."""
         view = self._worker.machine.view
         assert view is not None
@@ -186,7 +186,7 @@ class Outside:
         if agreed:
             self.end_after(step, agreed)
 
-    def _wait_for_stop(self, step: int, place: Place) -> None:
+    def _wait_for_stop(self, step: int, place: ScriptPlace) -> None:
         """Until all others have asked for it too, are lost, or have passed this place: if not all have, the next step
         begins with the question (StepEngine.stops_here)."""
 
@@ -249,7 +249,7 @@ class Outside:
         self.record(named)
         return named
 
-    def _measure(self, chunks: Chunks, place: Place) -> list[Weighed]:
+    def _measure(self, chunks: Chunks, place: ScriptPlace) -> list[Weighed]:
         """All chunks: my own, those that others tell of, and those that nobody does."""
         found: dict[int, Weighed] = {}
         untold: dict[str, Any] = {}
@@ -291,7 +291,7 @@ class Outside:
             self.sharing.remember(place, {str(chunk): weighed for chunk, weighed in found.items()})
         return [found[chunk] for chunk in range(chunks.count)]
 
-    def _choose(self, place: Place, found: Mapping[int, Weighed], count: int, *, idle: bool) -> int | None:
+    def _choose(self, place: ScriptPlace, found: Mapping[int, Weighed], count: int, *, idle: bool) -> int | None:
         """The chunk that I compute next; None: the missing ones are under way elsewhere."""
         machine = self._worker.machine
         members = machine.view.members if machine.view is not None else (machine.me,)
@@ -309,7 +309,7 @@ class Outside:
             return missing[-1 - here.index(machine.me) % len(missing)]
         return None
 
-    def _hear(self, place: Place, found: dict[int, Weighed], count: int) -> None:
+    def _hear(self, place: ScriptPlace, found: dict[int, Weighed], count: int) -> None:
         for items in self.sharing.at(place).values():
             for name, told in items.items():
                 if name.isdecimal() and int(name) < count and int(name) not in found:
@@ -323,12 +323,12 @@ class Outside:
     def gather(self, value: Any) -> list[Any]:
         return self.collectives.each("run.gather", value)
 
-    def arrive(self, what: str) -> tuple[Place, bool]:
+    def arrive(self, what: str) -> tuple[ScriptPlace, bool]:
         place = self._next(what)
         in_step = self._worker.attendance.in_step
         return place, self._position.passing() or not in_step
 
-    def share(self, place: Place, items: Mapping[str, Any]) -> None:
+    def share(self, place: ScriptPlace, items: Mapping[str, Any]) -> None:
         self._worker.share(place, items)
 
     def members(self) -> Sequence[str]:
@@ -348,21 +348,21 @@ class Outside:
             self.sharing.forget_before(base[0])
         return base
 
-    def _next(self, what: str) -> Place:
+    def _next(self, what: str) -> ScriptPlace:
         base = self._enter(what)
         self._calls += 1
         return (*base, self._calls - 1)
 
-    def _others(self, place: Place) -> list[str]:
+    def _others(self, place: ScriptPlace) -> list[str]:
         """The other members that may come to this place, or have been there: not who came with a later state."""
         sharing, plan = self.sharing, self._worker.machine.plan
         return [o for o in sharing.others() if not (plan and plan.gives_state(o) and sharing.has_passed(o, place))]
 
-    def come_to(self, place: Place, what: str) -> None:
+    def come_to(self, place: ScriptPlace, what: str) -> None:
         """Who waits for me here, or elsewhere in vain, must know that I am at this call."""
         self._worker.share(place, {"call": what})
 
-    def _check_same_call(self, place: Place, what: str) -> None:
+    def _check_same_call(self, place: ScriptPlace, what: str) -> None:
         """ConfigError if another worker's script is at another call: the two would wait for each other for ever."""
         for peer, items in self.sharing.at(place).items():
             if items.get("call", what) != what:
@@ -371,7 +371,7 @@ class Outside:
                     hint="every worker makes the same calls in the same order: no `if run.leader:` around them",
                 )
 
-    def wait_for_all(self, place: Place, item: str, what: str) -> None:
+    def wait_for_all(self, place: ScriptPlace, item: str, what: str) -> None:
         """Until all others that are there have said this."""
 
         def missing() -> list[str]:
@@ -382,7 +382,7 @@ class Outside:
                 while members := missing():
                     self.wait_for(members, place, what)
 
-    def wait_for(self, members: Sequence[str], place: Place, what: str, *, refuse: bool = True) -> None:
+    def wait_for(self, members: Sequence[str], place: ScriptPlace, what: str, *, refuse: bool = True) -> None:
         """One wait. ConfigError if one of them has gone on without coming here, or is at another call."""
         if refuse:
             self._check_same_call(place, what)
@@ -432,7 +432,7 @@ class Outside:
             self._events.write("warning", text=text)
 
 
-def _key(place: Place) -> str:
+def _key(place: ScriptPlace) -> str:
     """Of a place between loops, as the state keeps it."""
     return f"{place[2]}.{place[3]}"
 

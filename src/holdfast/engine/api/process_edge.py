@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError, WorkerEnded
 from holdfast.engine.api.run import Run
-from holdfast.engine.place import Place
+from holdfast.engine.place import WorkerPlace
 from holdfast.engine.recovery.leaving import LeaveRequested
 from holdfast.engine.reporting import line_of_script
 from holdfast.placement import exit_status
@@ -36,7 +36,7 @@ _taken: dict[str, ProcessEdge] = {}  # workers that this process was or is, by i
 class ProcessEdge:
     """Leave the run when the script ends; tell an error from a normal end; SIGTERM asks to leave in order."""
 
-    def __init__(self, run: Run, place: Place) -> None:
+    def __init__(self, run: Run, place: WorkerPlace) -> None:
         self._run = run
         self._place = place
         self._failed = False

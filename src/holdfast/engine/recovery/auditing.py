@@ -22,7 +22,7 @@ from holdfast.engine.recovery.shard_digests import NO_DIGEST, Later, Tap, as_it_
 from holdfast.engine.recovery.trusting import Trusting
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
-from holdfast.membership.auditing import Auditing, Finding, Rules, Said
+from holdfast.membership.auditing import Auditing, AuditRules, Finding, Said
 from holdfast.membership.suspecting import EVERYWHERE, Details
 from holdfast.modes.capture import Collector
 from holdfast.placement.environment import WorkerEnvironment
@@ -39,9 +39,9 @@ THE_REST = f"{EVERYWHERE}; if there are none, test the memory and processors of 
 SPOILED = "checkpoints of more than {} steps may be wrong, older ones are not"
 
 
-def audit_rules(config: RunConfig, parameters: Sequence[torch.Tensor]) -> Rules:
+def audit_rules(config: RunConfig, parameters: Sequence[torch.Tensor]) -> AuditRules:
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-    return Rules(seed=config.seed, fraction=config.audit, every=config.audit_every, slices=slices_for(size))
+    return AuditRules(seed=config.seed, fraction=config.audit, every=config.audit_every, slices=slices_for(size))
 
 
 def audited(environment: WorkerEnvironment | None) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from holdfast.net.groups import FRAME_BYTES_MAX
 from holdfast.net.streams import Deadline
 from holdfast.net.wires import Wires
 from holdfast.reduce.layout import Layout
-from holdfast.reduce.reduction import Kept
+from holdfast.reduce.reduction import KeptMean
 
 MEAN = "mean"  # the purpose of these connections; a Hello's number is the step's
 MEANS_MAX = 3  # of the step in which somebody was left behind, and of those beside it
@@ -44,7 +44,7 @@ Late = m.Keep | m.Catch | m.LeftBehind | m.CaughtUp
 
 
 @dataclass(frozen=True)
-class Mean:
+class ServedMean:
     """A copy of ours, with what a member that is sent it must know besides."""
 
     step: int
@@ -58,22 +58,22 @@ class MeanDesk:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
-        self._means: dict[int, Mean] = {}
+        self._means: dict[int, ServedMean] = {}
         self._clock = clock
 
-    def put(self, kept: Kept, for_s: float) -> bool:
+    def put(self, kept: KeptMean, for_s: float) -> bool:
         """A copy of what is kept now. False: it was no longer whole."""
         memory = kept.memory.clone()
         if not kept.is_intact():
             return False
-        note = encode(m.Result(kept.step), kept.note())[LENGTH.size :]
+        note = encode(m.GivenMean(kept.step), kept.note())[LENGTH.size :]
         now = self._clock()
         room = MEANS_MAX if memory.nbytes <= LARGE_BYTES else 1
         with self._lock:
             self._forget(now)
             while len(self._means) >= room:
                 del self._means[min(self._means)]
-            self._means[kept.step] = Mean(kept.step, note, memory, now + for_s)
+            self._means[kept.step] = ServedMean(kept.step, note, memory, now + for_s)
         return True
 
     def clear_away(self) -> None:
@@ -82,7 +82,7 @@ class MeanDesk:
             with self._lock:
                 self._forget(self._clock())
 
-    def find(self, step: int) -> Mean | None:
+    def find(self, step: int) -> ServedMean | None:
         with self._lock:
             self._forget(self._clock())
             return self._means.get(step)
@@ -148,7 +148,7 @@ class Catching:
                 self._events.write("caught_up", worker=self._me, step=step, duration_s=duration_s, behind=behind)
         return None
 
-    def _fetch(self, step: int, sources: Sequence[str], registrations: Mapping[str, Registration]) -> Kept | None:
+    def _fetch(self, step: int, sources: Sequence[str], registrations: Mapping[str, Registration]) -> KeptMean | None:
         """The mean of that step from the first that has it; None: none of them does now."""
         layout = self._capture.layout()
         for source in sources:
@@ -164,14 +164,14 @@ class Catching:
         return None
 
 
-def receive_mean(sock: socket.socket, step: int, layout: Layout) -> Kept:
+def receive_mean(sock: socket.socket, step: int, layout: Layout) -> KeptMean:
     """PeerError, ProtocolError or IntegrityError for everything else than the whole mean of that step."""
     reader = ByteReader(sock, Deadline(STALL_S, TOTAL_S))
     message, note = decode(reader.read(NOTE, FRAME_BYTES_MAX))
-    if message != m.Result(step):
+    if message != m.GivenMean(step):
         raise ProtocolError(f"asked for the mean of step {step}, and was sent {str(message)[:80]}")
     memory = torch.empty(layout.slot_bytes, dtype=torch.uint8)
     data: memoryview = memory.numpy().data
-    kept = Kept.received(step, layout, memory, note)
+    kept = KeptMean.received(step, layout, memory, note)
     reader.read_into(MEMORY, 0, len(data), blocks(data))
     return kept

@@ -16,7 +16,7 @@ from holdfast.core.errors import ConfigError, DivergedError
 from holdfast.engine.worker import Worker
 from holdfast.modes.capture import GradientCapture
 from holdfast.modes.diverging import IN_A_ROW_MAX, LOSS, Losses, not_finite
-from holdfast.reduce.reduction import Kept
+from holdfast.reduce.reduction import KeptMean
 from holdfast.state.extras import Stateful
 
 SPIKE_STEPS = 3  # passed when a run goes back from a spike: those before it may have led to it
@@ -43,13 +43,13 @@ class Guard:
         self._events = worker.lines.events
         self._broken = ""  # what of the step at hand is not finite
 
-    def inspect(self, kept: Kept) -> None:
+    def inspect(self, kept: KeptMean) -> None:
         """While the mean is still there to be read: what others make of its memory later is not for us."""
         self._broken = ""
         if self._policy != "ignore" and not self._scaled and not not_finite(kept.metrics):
             self._broken = self._capture.first_non_finite(kept)
 
-    def judge(self, kept: Kept) -> bool:
+    def judge(self, kept: KeptMean) -> bool:
         """Whether the step is skipped. Ends the worker's part where it stops or goes back."""
         step = kept.step
         if step in self._worker.rewinding.passed:

@@ -33,7 +33,7 @@ from holdfast.core.setting_words import setting_words
 from holdfast.core.words import KEY_CHECKPOINT, KEY_SAVE, KEY_STOP, decode_whole, encode_json, host_of
 from holdfast.engine.ledger_feed import LedgerFeed
 from holdfast.engine.recovery.rewinding import Rewinding
-from holdfast.engine.transfer.claiming import Claim, Standing
+from holdfast.engine.transfer.claiming import Claim, ClaimOutcome
 from holdfast.engine.transfer.clearing import Clearing
 from holdfast.engine.transfer.last_save import AWAY_S, LOOK_S, wait_for_last
 from holdfast.engine.transfer.recalling import Recaller
@@ -112,7 +112,7 @@ class SavingWorker:
     recaller: Recaller | None = None
 
 
-class Checkpoints(NoCheckpoints):
+class RunCheckpoints(NoCheckpoints):
     keeps = True
 
     def __init__(
@@ -365,11 +365,11 @@ class Checkpoints(NoCheckpoints):
         self._events.write("resumed", step=manifest.step, uri=place, bytes=snapshot.nbytes, duration_s=duration_s)
         return manifest.step
 
-    def _look(self, storage: Storage | None) -> Standing:
+    def _look(self, storage: Storage | None) -> ClaimOutcome:
         try:
-            return self._claim.look(storage) if storage is not None else Standing(False, None)
+            return self._claim.look(storage) if storage is not None else ClaimOutcome(False, None)
         except StorageError as error:  # what is in memory may do without storage
-            return Standing(False, error)
+            return ClaimOutcome(False, error)
 
     def _take(self, storage: Storage, trouble: StorageError | None, found: Found | None, *, in_memory: bool) -> None:
         """The place is this run's. Where it cannot be written to: the start of a run needs it, going on need not."""

@@ -34,7 +34,7 @@ def lives(owner: Owner) -> bool:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ClaimOutcome:
     """What the start of a run has found in its place."""
 
     owned: bool  # by this run, or by nobody any more: what is there may be gone on from
@@ -47,7 +47,7 @@ class Claim:
         self._clock = clock
         self._tried_since: float | None = None
 
-    def look(self, storage: Storage) -> Standing:
+    def look(self, storage: Storage) -> ClaimOutcome:
         """Before anything is read. ConfigError if the place is another's, StorageRefused if it takes no writes."""
         _, owner = newest_owner(storage)
         if owner is not None:
@@ -58,7 +58,7 @@ class Claim:
             self._tried_since = None
         except StorageUnavailable as error:
             trouble = error
-        return Standing(owner is not None and (owner.id == self._me.id or owner.released), trouble)
+        return ClaimOutcome(owner is not None and (owner.id == self._me.id or owner.released), trouble)
 
     def begin_without_writing(self, trouble: StorageError) -> None:
         """There is no checkpoint, and none can be written now. Raises `trouble`; after a while, as a refusal."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from holdfast.checkpoint.host_memory.gathering import GatheredStorage, Source, whole_steps
+from holdfast.checkpoint.host_memory.gathering import GatheredStorage, MemorySource, whole_steps
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.core.words import Registration, host_of
 from holdfast.engine.transfer.memory_desk import MEMORY, RemoteMemory
@@ -46,8 +46,8 @@ class Recaller:
         for worker, registration in sorted(self._who()[0].items()):
             if host_of(worker) != host_of(self._me):
                 others.setdefault(host_of(worker), registration)
-        mine = Source(host_of(self._me) or "this host", LocalStorage(self._root))
-        remote = [Source(host, RemoteMemory(host, self._dialler(other))) for host, other in others.items()]
+        mine = MemorySource(host_of(self._me) or "this host", LocalStorage(self._root))
+        remote = [MemorySource(host, RemoteMemory(host, self._dialler(other))) for host, other in others.items()]
         if remote:
             with ThreadPoolExecutor(len(remote), thread_name_prefix="holdfast-recall") as pool:
                 # One that hangs costs the others nothing: the connection is there, or it is not, in CONNECT_S.
@@ -76,6 +76,6 @@ class Recaller:
         return absent if now < self._until else []
 
 
-def _answers(source: Source) -> bool:
+def _answers(source: MemorySource) -> bool:
     assert isinstance(source.storage, RemoteMemory)
     return source.storage.is_there()

@@ -11,25 +11,21 @@ import time
 from collections.abc import Mapping
 
 from holdfast.engine.transfer.checkpointing import SEARCH_AGAIN_S, NoCheckpoints
+from holdfast.engine.transfer.wrapping import WrappedCheckpoints
 from holdfast.membership import messages as m
 from holdfast.modes.port import Attendance
 
 
-class StateElsewhere(NoCheckpoints):
-    keeps = True  # whoever has no state finds it where the mode knows
+class StateElsewhere(WrappedCheckpoints):
+    keeps = True  # type: ignore[assignment]  # whoever has no state finds it where the mode knows
 
-    _AS_THEY_ARE = ("note", "prepare", "wait_copied", "member_lost", "arrived", "settle_up_to", "newest", "close")
+    AS_THEY_ARE = ("note", "prepare", "wait_copied", "member_lost", "arrived", "settle_up_to", "newest", "close")
 
     def __init__(self, inner: NoCheckpoints, attendance: Attendance, me: str) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._attendance = attendance
         self._me = me
         self._search_at: float | None = None
-        vars(self).update({name: getattr(inner, name) for name in self._AS_THEY_ARE})
-
-    @property
-    def saving(self) -> bool:  # type: ignore[override]
-        return self._inner.saving
 
     @property
     def _leads(self) -> bool:

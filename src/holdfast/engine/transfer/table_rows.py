@@ -19,6 +19,7 @@ from holdfast.core.errors import PeerError, ProtocolError
 from holdfast.core.words import KEY_DEAD, KEY_ROWS_SENT, decode_whole, encode_json
 from holdfast.engine.ledger_feed import LedgerFeed
 from holdfast.engine.transfer.checkpointing import NoCheckpoints
+from holdfast.engine.transfer.wrapping import WrappedCheckpoints
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
 from holdfast.tables.module import EmbeddingTable
@@ -27,8 +28,8 @@ SENT_S = 10.0  # for other members' updates: they are in the same place of their
 LOOK_S = 0.005
 
 
-class TableRows(NoCheckpoints):
-    _AS_THEY_ARE = (
+class TableRows(WrappedCheckpoints):
+    AS_THEY_ARE = (
         *("is_due", "note", "wait_copied", "member_lost", "arrived", "settle_up_to", "settle", "newest", "close"),
         *("search_at", "is_search_due"),
     )
@@ -43,21 +44,12 @@ class TableRows(NoCheckpoints):
         events: EventLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._tables = tuple(tables)
         self._me = me
         self._feed = feed
         self._events = events
         self._clock = clock
-        vars(self).update({name: getattr(inner, name) for name in self._AS_THEY_ARE})
-
-    @property
-    def keeps(self) -> bool:  # type: ignore[override]
-        return self._inner.keeps
-
-    @property
-    def saving(self) -> bool:  # type: ignore[override]
-        return self._inner.saving
 
     def prepare(self, members: tuple[str, ...]) -> None:
         if members[0] == self._me:

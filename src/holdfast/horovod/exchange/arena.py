@@ -25,12 +25,10 @@ from holdfast.horovod.exchange.records import HEAD, Record, What
 
 REGIONS = 4
 REGION_BYTES = 1 << 34
-RANKS_MAX = 1024
 HEAD_BYTES = 4 * 4096
 RING_BYTES = 4 * 1024 * 1024
 HEAP_AT = HEAD_BYTES + RING_BYTES
 HEAP_BYTES = REGION_BYTES - HEAP_AT
-RECORD_BYTES_MAX = RING_BYTES // 4
 _STAMP, _HEAD, _ASLEEP, _READ = 0, 1, 2, 8  # in words of 8 bytes
 
 

@@ -40,7 +40,3 @@ class Blocks:
         if index > 0 and self._free[index - 1][1] == start:
             start = self._free.pop(index - 1)[0]
         insort(self._free, (start, stop))
-
-    @property
-    def taken_bytes(self) -> int:
-        return sum(stop - start for start, stop in self._taken.items())

@@ -30,7 +30,7 @@ from holdfast.horovod.exchange.matching import Announced, Ident, Matched, Matchi
 from holdfast.horovod.exchange.outgoing import Outgoing
 from holdfast.horovod.exchange.packing import brought_bytes, packing_of, put
 from holdfast.horovod.exchange.records import KnownRequests, Record, What
-from holdfast.horovod.exchange.standstill import Standstill
+from holdfast.horovod.exchange.standstill import CollectiveStandstill
 from holdfast.horovod.exchange.timeline import Timeline
 from holdfast.horovod.exchange.words import Request
 from holdfast.horovod.exchange.work import Submission, Work
@@ -73,7 +73,7 @@ class Exchange:
         self._ready: list[Matched] = []  # complete, and not begun
         self._works: dict[int, Work] = {}  # begun, by my serial
         self._lending = Lending(carrier, rank)
-        self._standstill = Standstill(self._matching)
+        self._standstill = CollectiveStandstill(self._matching)
         self._broken: HorovodInternalError | None = None
         self.departed = Departed()
         self._closed = False
@@ -99,10 +99,11 @@ class Exchange:
     ) -> Handle:
         """Announce a collective. `soon`: the caller waits for it at once, and drives.
 
-        ValueError if one of this name is under way; HorovodInternalError if the exchange has ended.
+        ValueError if one of this name is under way or it is too long; HorovodInternalError if the exchange has ended.
         """
         with self._lock:
             self._check_submit(request)
+            self._outgoing.text_of(request)
         offset, memory = self._staged(request, tensors)
         with self._lock:
             try:
@@ -113,7 +114,7 @@ class Exchange:
                 raise
             handle = self._announce(request, offset, memory, outputs)
             if self.timeline is not None:
-                self.timeline.began(self._row(handle), f"NEGOTIATE_{request.kind.name}")
+                self.timeline.began(handle.row, f"NEGOTIATE_{request.kind.name}")
             self._ready += self._matching.heard(self.rank, self._announced(handle))
         if not soon:
             self._wake_thread()
@@ -220,8 +221,8 @@ class Exchange:
         text = self._outgoing.text_of(request)
         self._known.remember(text, request)
         self._outgoing.publish(Record(What.ANNOUNCE, serial, count, offset or 0, length, text, data))
-        handle = Handle((request.members, request.key, count), Submission(request, serial, memory, outputs, offset))
-        handle.began = time.monotonic()
+        submission = Submission(request, serial, memory, outputs, offset)
+        handle = Handle((request.members, request.key, count), submission, began=time.monotonic())
         self._handles[handle.ident] = handle
         return handle
 
@@ -248,9 +249,6 @@ class Exchange:
                     self._driving.release()
             if self._broken is not None:
                 raise HorovodInternalError(str(self._broken))
-
-    def _row(self, handle: Handle) -> str:
-        return handle.ident[1] or f"noname.{handle.ident[2]}"
 
     # ---- driving
 
@@ -368,7 +366,7 @@ class Exchange:
             if handle is None:
                 continue  # done without me, who has joined
             if self.timeline is not None:
-                self.timeline.ended(self._row(handle))
+                self.timeline.ended(handle.row)
             if matched.trouble:
                 with self._lock:
                     if handle.submission.offset is not None:
@@ -377,7 +375,7 @@ class Exchange:
                 continue
             work = Work(matched, handle.submission, self.rank, self._matching.sets[matched.ident[0]])
             if self.timeline is not None:
-                self.timeline.began(self._row(handle), handle.submission.request.kind.name, ranks=work.ranks)
+                self.timeline.began(handle.row, handle.submission.request.kind.name, ranks=work.ranks)
             with self._lock:
                 self._works[handle.submission.serial] = work
             self._carrier.give(handle.submission.serial, 1, handle.submission.memory, work.given())
@@ -434,7 +432,7 @@ class Exchange:
                 self._lending.finished(serial, work, self.departed.ranks)
         if handle is not None:
             if self.timeline is not None:
-                self.timeline.ended(self._row(handle))
+                self.timeline.ended(handle.row)
             handle.results, handle.splits = work.results, work.splits
             handle.done = True
 

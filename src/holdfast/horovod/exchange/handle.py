@@ -24,3 +24,8 @@ class Handle:
     began: float = 0.0
     said: bool = False  # that the script waits for it
     reported: bool = False  # as a stall
+
+    @property
+    def row(self) -> str:
+        """Of the timeline."""
+        return self.ident[1] or f"noname.{self.ident[2]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from holdfast.horovod.exchange.carrier import Carrier
-from holdfast.horovod.exchange.records import KNOWN_MAX, Record
+from holdfast.horovod.exchange.records import KNOWN_MAX, TEXT_BYTES_MAX, Record
 from holdfast.horovod.exchange.words import Request
 
 
@@ -28,10 +28,16 @@ class Outgoing:
             self._waiting.popleft()
 
     def text_of(self, request: Request) -> bytes:
-        """Its words; a training says the same ones again and again."""
+        """Its words; a training says the same ones again and again. ValueError if they are too many for one record."""
         text = self._texts.get(request)
         if text is None:
+            text = request.encode()
+            if len(text) > TEXT_BYTES_MAX:
+                raise ValueError(
+                    f"{request.words[:200]} takes {len(text)} bytes to announce, of {len(request.shapes)} tensors, and "
+                    f"{TEXT_BYTES_MAX} are possible: make several groups of it, or give it a shorter name"
+                )
             if len(self._texts) >= KNOWN_MAX:
                 self._texts.clear()
-            text = self._texts[request] = request.encode()
+            self._texts[request] = text
         return text

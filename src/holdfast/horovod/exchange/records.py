@@ -15,8 +15,8 @@ from holdfast.horovod.exchange.matching import Announced
 from holdfast.horovod.exchange.words import Request
 
 # total bytes, what, bytes of text, bytes of data, serial, count or phase, offset, length
-HEAD = struct.Struct("<IBxHxxxxIQQQQ")
-TEXT_BYTES_MAX = 65535
+HEAD = struct.Struct("<IBxxxIIQQQQ")
+TEXT_BYTES_MAX = 512 * 1024  # some 20,000 tensors; a ring in shared memory holds eight of these (arena.py)
 KNOWN_MAX = 8192  # requests whose text is remembered: a training says the same ones again and again
 
 

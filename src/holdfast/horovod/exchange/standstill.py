@@ -16,7 +16,7 @@ CHARACTERS_MAX = 4096
 STILL_S = 3.0  # all wait, and nothing has changed since: a script may submit from another thread meanwhile
 
 
-class Standstill:
+class CollectiveStandstill:
     def __init__(self, matching: Matching) -> None:
         self._matching = matching
         self._since: float | None = None

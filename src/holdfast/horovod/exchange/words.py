@@ -16,8 +16,6 @@ from holdfast.core.errors import ProtocolError
 from holdfast.horovod.exchange.sharding import misfit
 from holdfast.reduce.tree import Range
 
-NAME_BYTES_MAX = 4096
-TENSORS_MAX = 65536
 DIMENSIONS_MAX = 64
 SHARDS_MAX = 65536
 Shape = tuple[int, ...]

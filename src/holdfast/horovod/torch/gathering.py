@@ -13,7 +13,7 @@ from holdfast.horovod.basics import rank
 from holdfast.horovod.exchange.handle import Handle
 from holdfast.horovod.exchange.words import Kind
 from holdfast.horovod.process_sets import ProcessSet, global_process_set
-from holdfast.horovod.torch.handles import ask, refuse, submit, synchronize
+from holdfast.horovod.torch.handles import ask, refuse, submit, synchronize, where_they_came_from
 
 Tensor = torch.Tensor
 
@@ -25,12 +25,7 @@ def _gather(
     tensors: Sequence[Tensor], name: str | None, process_set: ProcessSet, *, grouped: bool, soon: bool = False
 ) -> int:
     request = ask(Kind.ALLGATHER, tensors, name, process_set)
-
-    def finish(handle: Handle) -> Any:
-        found = [result.to(tensor.device) for result, tensor in zip(handle.results, tensors, strict=True)]
-        return found if grouped else found[0]
-
-    return submit(request, tensors, finish, soon=soon)
+    return submit(request, tensors, where_they_came_from(tensors, grouped=grouped), soon=soon)
 
 
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:

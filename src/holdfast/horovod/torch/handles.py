@@ -67,6 +67,16 @@ def ask(
     )
 
 
+def where_they_came_from(tensors: Sequence[torch.Tensor], *, grouped: bool) -> Finish:
+    """Each result on the device of its tensor; one of them, if there is no group."""
+
+    def finish(handle: Handle) -> Any:
+        found = [result.to(tensor.device) for result, tensor in zip(handle.results, tensors, strict=True)]
+        return found if grouped else found[0]
+
+    return finish
+
+
 def submit(
     request: Request,
     tensors: Sequence[torch.Tensor],

@@ -17,7 +17,7 @@ from holdfast.horovod.exchange.words import Kind, Op
 from holdfast.horovod.process_sets import ProcessSet, global_process_set
 from holdfast.horovod.torch.compression import Compression, Compressor
 from holdfast.horovod.torch.gathering import allgather, allgather_async, grouped_allgather
-from holdfast.horovod.torch.handles import ask, submit, synchronize
+from holdfast.horovod.torch.handles import ask, submit, synchronize, where_they_came_from
 
 Tensor = torch.Tensor
 Compressing = type[Compressor]
@@ -249,12 +249,7 @@ def _scatter(
 ) -> int:
     _check(tensors, Average, process_set)
     request = ask(Kind.REDUCESCATTER, tensors, name, process_set, op=Op(op), **scales)
-
-    def finish(handle: Handle) -> Any:
-        found = [result.to(tensor.device) for result, tensor in zip(handle.results, tensors, strict=True)]
-        return found if grouped else found[0]
-
-    return submit(request, tensors, finish, soon=soon)
+    return submit(request, tensors, where_they_came_from(tensors, grouped=grouped), soon=soon)
 
 
 def reducescatter_async(

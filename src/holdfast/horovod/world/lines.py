@@ -34,7 +34,7 @@ from holdfast.net.wires import SocketWires
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.ledger import open_ledger
 from holdfast.placement.listening import open_sockets, socket_path
-from holdfast.placement.proc import process_started
+from holdfast.placement.proc import started_here
 from holdfast.trust.keys import Keys, load_keys
 
 LAST_S = 2.0  # for the ledger to take this worker's registration out
@@ -77,7 +77,7 @@ class Lines:
             id=self.me,
             host=self.host,
             pid=os.getpid(),
-            pid_started=process_started(os.getpid()) or 0,
+            pid_started=started_here(),
             address=address,
             fingerprint="horovod",
             local=local,
@@ -96,7 +96,7 @@ class Lines:
 
     def _beat(self, environment: WorkerEnvironment) -> Heartbeat | None:
         try:
-            return Heartbeat(self.pulse, environment.run_dir, self.me, started=process_started(os.getpid()) or 0)
+            return Heartbeat(self.pulse, environment.run_dir, self.me, started=started_here())
         except OSError as error:
             self.events.write("warning", text=f"no heartbeats, so a hang will not be noticed: {error}")
             return None

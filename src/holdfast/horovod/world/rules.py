@@ -17,7 +17,7 @@ GRACE_S = 0.3  # for the ledger to say whether a member died whose connection br
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class WorldStanding:
     """Where this worker stands. `left`: the number of the last world that it was in. `lost`: whose connections broke
     there. `waited_s`: since it began to look for the next one. `least`: ranks without which no world is formed."""
 
@@ -38,7 +38,7 @@ class Move:
     end: bool = False
 
 
-def next_move(state: LedgerState, standing: Standing) -> Move:
+def next_move(state: LedgerState, standing: WorldStanding) -> Move:
     view, me = state.view, standing.me
     if state.stop:
         return Move(f"the run is asked to stop: {state.stop}", end=True)
@@ -54,7 +54,7 @@ def next_move(state: LedgerState, standing: Standing) -> Move:
     return _propose(state, standing, members)
 
 
-def _propose(state: LedgerState, standing: Standing, members: tuple[str, ...]) -> Move:
+def _propose(state: LedgerState, standing: WorldStanding, members: tuple[str, ...]) -> Move:
     number = state.view.number + 1 if state.view is not None else 1
     unsure = sorted(standing.lost & set(members))
     if unsure and standing.waited_s < GRACE_S:

@@ -28,7 +28,7 @@ from holdfast.horovod.exchange.engine import Exchange
 from holdfast.horovod.exchange.timeline import Timeline
 from holdfast.horovod.exchange.words import SHARDS_MAX
 from holdfast.horovod.world.lines import Lines
-from holdfast.horovod.world.rules import Move, Standing, newcomers, next_move
+from holdfast.horovod.world.rules import Move, WorldStanding, newcomers, next_move
 from holdfast.membership.view_rules import LedgerState
 from holdfast.placement import exit_status
 from holdfast.placement.environment import WorkerEnvironment
@@ -241,7 +241,7 @@ class Runtime:
         while True:
             lines.sort_mail()
             now = time.monotonic()
-            standing = Standing(
+            standing = WorldStanding(
                 me=lines.me,
                 left=self._left,
                 lost=self._lost,

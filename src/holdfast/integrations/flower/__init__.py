@@ -7,10 +7,9 @@ docs/how-to/flower.md.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.errors import ConfigError
+from holdfast.integrations.names import load
 
 if TYPE_CHECKING:
     from holdfast.integrations.flower.combining import ByRule, Combiner, RoundDesk, RoundOutcome
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.integrations.flower.rounds import Rounds
     from holdfast.integrations.flower.strategy import RobustStrategy
 
+_HINT = "pip install 'holdfast[flower]'"
 _HOMES = {
     "ByRule": "combining",
     "ClientMomentum": "momentum",
@@ -49,18 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'holdfast.integrations.flower' has no attribute {name!r}")
-    try:
-        home = import_module(f"holdfast.integrations.flower.{_HOMES[name]}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "flwr":
-            raise
-        raise ConfigError(
-            f"holdfast.integrations.flower.{name} needs Flower 1.41, and there is no {error.name} here",
-            hint="pip install 'holdfast[flower]'",
-        ) from error
-    return getattr(home, name)
+    return load(__name__, _HOMES, name, of=("flwr",), needs="Flower 1.41", hint=_HINT)
 
 
 def __dir__() -> list[str]:

@@ -62,7 +62,7 @@ class Quarantine:
 
 
 @dataclass
-class Standing:
+class ClientStanding:
     """One client's. `worths`: of its bets; it rests up to and with round `rests_until`."""
 
     strikes: int = 0
@@ -92,7 +92,7 @@ class ReputationBook:
 
     def __init__(self, settings: Quarantine) -> None:
         self._settings = settings.validate()
-        self.standings: dict[int, Standing] = {}
+        self.standings: dict[int, ClientStanding] = {}
 
     def choose(self, available: Collection[int], number: int, needed: int) -> Choice:
         """Of those who are there, in ascending order; whose rest ends first is recalled first."""
@@ -124,14 +124,14 @@ class ReputationBook:
                 told.append(f"client {client} is not asked {self._rest(standing, number)}: {why}")
         return told
 
-    def _standing(self, client: int) -> Standing:
-        standing = self.standings.pop(client, None) or Standing()
+    def _standing(self, client: int) -> ClientStanding:
+        standing = self.standings.pop(client, None) or ClientStanding()
         self.standings[client] = standing  # heard of last
         while len(self.standings) > CLIENTS_KEPT:
             del self.standings[next(iter(self.standings))]
         return standing
 
-    def _why_rest(self, standing: Standing) -> str:
+    def _why_rest(self, standing: ClientStanding) -> str:
         if standing.strikes >= self._settings.strikes:
             return f"it brought nothing of use for {standing.strikes} rounds"
         if self._settings.alarm_rounds and standing.worth >= self._settings.alarm_rounds:
@@ -139,7 +139,7 @@ class ReputationBook:
             return f"{said}; a client like the others comes to that once in {self._settings.alarm_rounds} rounds"
         return ""
 
-    def _rest(self, standing: Standing, number: int) -> str:
+    def _rest(self, standing: ClientStanding, number: int) -> str:
         rounds = min(self._settings.rounds << min(standing.rests, 32), self._settings.rounds_max)
         standing.rests += 1
         standing.rests_until = number + rounds
@@ -158,15 +158,15 @@ class ReputationBook:
             raise ProtocolError(f"not a book of reputations: {error}") from error
 
 
-def _standing_of(fields: Mapping[str, Any]) -> Standing:
-    standing = Standing(**fields)
+def _standing_of(fields: Mapping[str, Any]) -> ClientStanding:
+    standing = ClientStanding(**fields)
     worths: Sequence[float] = standing.worths
     if len(worths) != len(BETS) or not all(isfinite(one) for one in worths):
         raise ValueError(f"bets of {worths!r:.80}")
     return standing
 
 
-def _count_one(standing: Standing, conduct: Conduct, heard: int, out: int) -> None:
+def _count_one(standing: ClientStanding, conduct: Conduct, heard: int, out: int) -> None:
     standing.asked += 1
     standing.left_out += conduct is Conduct.LEFT_OUT
     standing.malformed += conduct is Conduct.MALFORMED

@@ -7,31 +7,21 @@ one thread.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.errors import ConfigError
+from holdfast.integrations.names import load
 from holdfast.integrations.variables import one_thread as one_thread
 
 if TYPE_CHECKING:
     from holdfast.integrations.keras.distributing import distribute, run_of
 
+_HINT = "pip install 'holdfast[keras]', and with it tensorflow-cpu or jax if Keras is to compute with them"
+_HOMES = {"distribute": "distributing", "run_of": "distributing"}
 __all__ = ["distribute", "run_of"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'holdfast.integrations.keras' has no attribute {name!r}")
-    try:
-        home = import_module("holdfast.integrations.keras.distributing")
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("keras", "tensorflow", "jax"):
-            raise
-        raise ConfigError(
-            f"holdfast.integrations.keras.{name} needs Keras 3, and there is no {error.name} here",
-            hint="pip install 'holdfast[keras]', and with it tensorflow-cpu or jax if Keras is to compute with them",
-        ) from error
-    return getattr(home, name)
+    return load(__name__, _HOMES, name, of=("keras", "tensorflow", "jax"), needs="Keras 3", hint=_HINT)
 
 
 def __dir__() -> list[str]:

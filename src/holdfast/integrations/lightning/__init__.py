@@ -6,30 +6,20 @@ sentence says what to do.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.errors import ConfigError
+from holdfast.integrations.names import load
 
 if TYPE_CHECKING:
     from holdfast.integrations.lightning.strategy import HoldfastStrategy, run_of
 
+_HINT = "pip install 'holdfast[lightning]'"
+_HOMES = {"HoldfastStrategy": "strategy", "run_of": "strategy"}
 __all__ = ["HoldfastStrategy", "run_of"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'holdfast.integrations.lightning' has no attribute {name!r}")
-    try:
-        home = import_module("holdfast.integrations.lightning.strategy")
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "lightning":
-            raise
-        raise ConfigError(
-            f"holdfast.integrations.lightning.{name} needs Lightning, and there is no lightning here",
-            hint="pip install 'holdfast[lightning]'",
-        ) from error
-    return getattr(home, name)
+    return load(__name__, _HOMES, name, of=("lightning",), needs="Lightning", hint=_HINT)
 
 
 def __dir__() -> list[str]:

@@ -16,13 +16,13 @@ from typing import Any
 
 from holdfast.agent.settings import check_workers
 from holdfast.checkpoint.settings import CheckpointSettings
-from holdfast.core.errors import ConfigError, LaunchFailed, LedgerError
+from holdfast.core.errors import EXIT_EVICTED, ConfigError, LaunchFailed, LedgerError
 from holdfast.core.options.declaring import options_of, parse_options
 from holdfast.core.options.run import WorkerOptions
 from holdfast.integrations.ray.finding import find_ray, node_address, nodes_that_go
 from holdfast.integrations.ray.run_ledger import RunLedger
-from holdfast.integrations.ray.supervising import AskToLeave, End, Start, Supervision
-from holdfast.integrations.ray.worker_actor import Ended, Place, WorkerActor
+from holdfast.integrations.ray.supervising import AskToLeave, RunEnd, Start, Supervision
+from holdfast.integrations.ray.worker_actor import ActorPlace, Ended, WorkerActor
 from holdfast.launching.launch import Launched
 from holdfast.placement.directory import RunDirectory, fresh_name, home_directory
 from holdfast.placement.environment import WorkerEnvironment, process_variables
@@ -31,7 +31,6 @@ LOOK_S = 0.5
 NOTICES_S = 2.0  # between two looks at which nodes will be taken away
 SETTLED_S = 60.0  # a worker that lived for so long has put its slot's setbacks behind it
 ARGUMENTS_BYTES_MAX = 64 * 2**20
-EXIT_EVICTED = 75
 _TAKEN = ("workers", "servers", "replicas", "horovod", "host", "listen", "advertise", "path", "memory")
 
 
@@ -69,7 +68,7 @@ def launch(
         ledger.begin(name)
         ledger.resize(workers)
         variables = _variables(where, ledger, shared, saving)
-        place = Place(run=name, home=dir or "", host="", worker="", variables=variables, keys=ledger.keys)
+        place = ActorPlace(run=name, home=dir or "", host="", worker="", variables=variables, keys=ledger.keys)
         driver = Driver(ray, ledger, Supervision(workers), place, {"num_cpus": 1, **(resources or {})})
         print(f"holdfast | run {name} on Ray, {workers} workers; ledger {ledger.url}", flush=True)
         return driver.run(fn, arguments, where)
@@ -126,7 +125,7 @@ class _Actor:
 
 class Driver:
     def __init__(
-        self, ray: Any, ledger: RunLedger, supervision: Supervision, place: Place, resources: Mapping[str, Any]
+        self, ray: Any, ledger: RunLedger, supervision: Supervision, place: ActorPlace, resources: Mapping[str, Any]
     ) -> None:
         self._ray = ray
         self._ledger = ledger
@@ -164,14 +163,14 @@ class Driver:
             raise KeyboardInterrupt
         return self._launched(end, where)
 
-    def _turn(self) -> End | None:
+    def _turn(self) -> RunEnd | None:
         for action in self._supervision.tick(time.monotonic()):
             match action:
                 case Start(slot):
                     self._start(slot)
                 case AskToLeave(slot):
                     self._ask_to_leave(slot)
-                case End():
+                case RunEnd():
                     return action
         if not self._waiting:
             time.sleep(LOOK_S)
@@ -270,7 +269,7 @@ class Driver:
                 actor.asked = True
                 self._supervision.node_goes(actor.slot)
 
-    def _launched(self, end: End, where: RunDirectory) -> Launched:
+    def _launched(self, end: RunEnd, where: RunDirectory) -> Launched:
         from holdfast.state.objects import unpack_object
 
         done = sorted((one.leader, one.step, -slot) for slot, one in self._ended.items() if one.kind == "returned")

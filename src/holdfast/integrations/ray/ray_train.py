@@ -25,7 +25,7 @@ from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.words import KEY_WORKERS
 from holdfast.integrations.ray.finding import find_ray, node_address
 from holdfast.integrations.ray.run_ledger import RunLedger
-from holdfast.integrations.ray.worker_actor import Place, enter
+from holdfast.integrations.ray.worker_actor import ActorPlace, enter
 from holdfast.placement.directory import RunDirectory, home_directory
 from holdfast.placement.environment import WorkerEnvironment
 
@@ -51,7 +51,11 @@ def take_part(run: str, *, dir: str | None = None) -> Iterator[None]:
         raise ConfigError(answer["refused"], hint="see the log of the actor holdfast-" + run)
     before = dict(os.environ)
     variables = {**answer["variables"], "HOLDFAST_LISTEN": node_address()}
-    enter(Place(run=run, home=dir or "", host=host, worker=answer["worker"], variables=variables, keys=answer["keys"]))
+    enter(
+        ActorPlace(
+            run=run, home=dir or "", host=host, worker=answer["worker"], variables=variables, keys=answer["keys"]
+        )
+    )
     joined = None
     try:
         yield

@@ -25,7 +25,7 @@ class AskToLeave:
 
 
 @dataclass(frozen=True)
-class End:
+class RunEnd:
     """`slot`: whose failure it was."""
 
     outcome: str  # finished, stopped, failed
@@ -33,7 +33,7 @@ class End:
     slot: int | None = None
 
 
-Action = Start | AskToLeave | End
+Action = Start | AskToLeave | RunEnd
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Supervision:
     done: bool = False
     _slots: list[_Slot] = field(default_factory=list)
     _until: float = math.inf
-    _end: End | None = None
+    _end: RunEnd | None = None
 
     def __post_init__(self) -> None:
         self._slots = [_Slot() for _ in range(self.workers)]
@@ -93,7 +93,7 @@ class Supervision:
         if self.done or self.stopping:
             one.ended = True
         elif hopeless or one.raises >= RAISES_MAX or all(other.raises for other in self._slots):
-            self._end = self._end or End("failed", "the function failed", slot)
+            self._end = self._end or RunEnd("failed", "the function failed", slot)
 
     def node_goes(self, slot: int) -> None:
         """Its node will be taken away: it shall leave before that, and come back on another."""
@@ -116,12 +116,12 @@ class Supervision:
                 actions.append(AskToLeave(number))
             elif not slot.lives and not slot.ended and not self.done and not self.stopping and now >= slot.start_at:
                 if slot.setbacks and self.restarts >= self.restarts_max:
-                    return [End("failed", f"all {self.restarts_max} restarts are used up", number)]
+                    return [RunEnd("failed", f"all {self.restarts_max} restarts are used up", number)]
                 self.restarts += bool(slot.setbacks)
                 slot.lives = True
                 actions.append(Start(number))
         if (self.done or self.stopping) and (now >= self._until or not any(slot.lives for slot in self._slots)):
-            actions.append(End("finished") if self.done else End("stopped", self.stopping))
+            actions.append(RunEnd("finished") if self.done else RunEnd("stopped", self.stopping))
         return actions
 
     def _gone(self, slot: int) -> _Slot:

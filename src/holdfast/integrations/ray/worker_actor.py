@@ -1,7 +1,7 @@
 """The actor that is one worker: its process takes part in the run, and says how its function ended.
 
-What the driver sends is a `Place` of plain values and the function's arguments as text, and what comes back is text,
-too: both are read as data (state/objects.py). The function itself travels as Ray carries functions.
+What the driver sends is an `ActorPlace` of plain values and the function's arguments as text, and what comes back is
+text, too: both are read as data (state/objects.py). The function itself travels as Ray carries functions.
 
 Threads: the function runs in one thread of the actor, and `leave` comes in another.
 """
@@ -30,7 +30,7 @@ _PRIVATE = 0o600
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ActorPlace:
     """Where a worker belongs, as the driver says it. `variables` are those of a WorkerEnvironment that every node
     shares; those that name places of the node are added there."""
 
@@ -70,7 +70,7 @@ class WorkerActor:
 
         ended = Ended(kind="left")
         try:
-            enter(Place(**place))
+            enter(ActorPlace(**place))
             args, kwargs = unpack_object(arguments)
             returned = fn(*args, **kwargs)
             run = newest_run()
@@ -100,7 +100,7 @@ class WorkerActor:
         return asked
 
 
-def enter(place: Place) -> None:
+def enter(place: ActorPlace) -> None:
     """Make what the node needs for the run, and be this worker from now on."""
     directory = RunDirectory(home_directory(place.home or None), place.run, place.host)
     directory.create()

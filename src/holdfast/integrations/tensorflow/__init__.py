@@ -6,31 +6,21 @@ before the first tensor: it lets TensorFlow compute with one thread.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.errors import ConfigError
+from holdfast.integrations.names import load
 from holdfast.integrations.variables import one_thread as one_thread
 
 if TYPE_CHECKING:
     from holdfast.integrations.tensorflow.joining import join
 
+_HINT = "pip install 'holdfast[tensorflow]'"
+_HOMES = {"join": "joining"}
 __all__ = ["join"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'holdfast.integrations.tensorflow' has no attribute {name!r}")
-    try:
-        home = import_module("holdfast.integrations.tensorflow.joining")
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("tensorflow", "keras"):
-            raise
-        raise ConfigError(
-            f"holdfast.integrations.tensorflow.{name} needs TensorFlow, and there is no {error.name} here",
-            hint="pip install 'holdfast[tensorflow]'",
-        ) from error
-    return getattr(home, name)
+    return load(__name__, _HOMES, name, of=("tensorflow", "keras"), needs="TensorFlow", hint=_HINT)
 
 
 def __dir__() -> list[str]:

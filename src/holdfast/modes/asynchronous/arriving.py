@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.core.errors import PeerError
-from holdfast.modes.asynchronous.exchange import Exchange
+from holdfast.modes.asynchronous.exchange import UpdateExchange
 from holdfast.modes.asynchronous.extras import TravellingExtras
 from holdfast.modes.asynchronous.given_steps import GivenSteps
 from holdfast.modes.asynchronous.served_state import ServedState
 from holdfast.servers.port import Piece, Versions
 from holdfast.servers.slicing import Segment
-from holdfast.servers.units_port import ServerLines, Standing
+from holdfast.servers.units_port import ServerLines, UnitsPosition
 
 OPEN_S = 60.0  # for servers that start
 CAPTURE_S = 120.0
@@ -83,7 +83,7 @@ def _wished(lines: ServerLines, extras: TravellingExtras, wait: Callable[[float]
     return found.step
 
 
-def _begun(lines: ServerLines, wait: Callable[[float], None]) -> Standing:
+def _begun(lines: ServerLines, wait: Callable[[float], None]) -> UnitsPosition:
     left_s = BEGUN_S
     while left_s > 0:
         standing = lines.units.standing()
@@ -94,10 +94,10 @@ def _begun(lines: ServerLines, wait: Callable[[float], None]) -> Standing:
     raise PeerError("the worker that created the parameter servers' slices was lost before the run had begun")
 
 
-def collect(lines: ServerLines, exchange: Exchange, state: ServedState, data: GivenSteps) -> Versions:
+def collect(lines: ServerLines, exchange: UpdateExchange, state: ServedState, data: GivenSteps) -> Versions:
     """A consistent state of all slices is in the model and its optimizers: for whoever saves it now."""
 
-    def capture() -> tuple[Versions, Standing]:
+    def capture() -> tuple[Versions, UnitsPosition]:
         for _ in range(CAPTURES):
             taken = lines.parameters.capture(timeout_s=CAPTURE_S)
             try:

@@ -18,7 +18,7 @@ from holdfast.core.spending import JOINING, WAITING
 from holdfast.ledger.port import Ledger
 from holdfast.membership import messages as m
 from holdfast.modes.asynchronous.arriving import arrive, collect
-from holdfast.modes.asynchronous.exchange import Exchange, Ready, Update
+from holdfast.modes.asynchronous.exchange import Ready, Update, UpdateExchange
 from holdfast.modes.asynchronous.extras import TravellingExtras
 from holdfast.modes.asynchronous.given_steps import GivenSteps
 from holdfast.modes.asynchronous.own_view import OwnView
@@ -64,7 +64,7 @@ class ServedAttendance(Attendance):
         self._lines: ServerLines | None = None
         self._view: OwnView | None = None
         self._runtime: Runtime | None = None
-        self._exchange: Exchange | None = None
+        self._exchange: UpdateExchange | None = None
         self._preparing = False  # the next unit is asked for
         self._next: Ready | None = None  # and is there, its parameters staged
         self._gradients: dict[int, torch.Tensor] = {}
@@ -96,7 +96,7 @@ class ServedAttendance(Attendance):
             arrival = arrive(
                 lines, self._state, self._data, self._staged, extras=self._extras, search=search, wait=runtime.listen
             )
-        self._exchange = Exchange(
+        self._exchange = UpdateExchange(
             lines.parameters,
             lines.units,
             self._staged,
@@ -164,7 +164,7 @@ class ServedAttendance(Attendance):
         runtime.waiting.inside_steps()
         self._said.clear()
 
-    def _has_room(self, exchange: Exchange) -> bool:
+    def _has_room(self, exchange: UpdateExchange) -> bool:
         try:
             return exchange.has_room
         except (Evicted, PeerError) as error:
@@ -240,6 +240,6 @@ class ServedAttendance(Attendance):
         assert self._runtime is not None
         return self._runtime
 
-    def _running_exchange(self) -> Exchange:
+    def _running_exchange(self) -> UpdateExchange:
         assert self._exchange is not None
         return self._exchange

@@ -109,7 +109,7 @@ class _Pushing:
 _Job = Update | _Call | Extras | _Prepare | None  # None: the end
 
 
-class Exchange:
+class UpdateExchange:
     """`staged`: where pulled parameters lie until the training thread has taken them. `wake` ends its wait."""
 
     def __init__(

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from holdfast.data.shards import ShardPlan
-from holdfast.modes.port import DataPlan, Place
+from holdfast.data.shards import ShardPlace, ShardPlan
+from holdfast.modes.port import DataPlan
 
 NEXT, LEFT = "units_next", "units_left"
 
@@ -27,7 +27,7 @@ class GivenSteps(DataPlan):
         """Whether this worker computes in this step."""
         return self.unit is not None and self.unit <= step
 
-    def place(self, step: int, shard: int) -> Place | None:
+    def place(self, step: int, shard: int) -> ShardPlace | None:
         return (self.unit, shard) if self.unit is not None and self.is_mine(step) else None
 
     def epoch(self, step: int) -> int:
@@ -47,7 +47,7 @@ class GivenSteps(DataPlan):
 
     def upcoming(
         self, step: int, now: Sequence[int], later: Sequence[int], *, room: int, until: int, passed: Collection[int]
-    ) -> Iterator[Place]:
+    ) -> Iterator[ShardPlace]:
         if self.unit is not None:
             yield from ((self.unit, shard) for shard in now)
 

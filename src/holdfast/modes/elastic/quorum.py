@@ -28,7 +28,7 @@ from holdfast.modes.capture import GradientCapture
 from holdfast.modes.elastic.stand_in import StandIn
 from holdfast.modes.port import Attendance, Runtime
 from holdfast.reduce.layout import Layout
-from holdfast.reduce.reduction import Kept
+from holdfast.reduce.reduction import KeptMean
 
 BEHIND_MAX = 64  # steps; each that a worker is behind costs it the memory of one gradient ...
 BEHIND_BYTES_MAX = 1 << 30  # ... of which it keeps no more than this, ...
@@ -44,7 +44,7 @@ class QuorumAttendance(Attendance):
     def __init__(self) -> None:
         self._at = 0  # the step of the user's loop
         self._closed = -1  # the last step that was closed for the training thread
-        self._missed: deque[Kept] = deque()
+        self._missed: deque[KeptMean] = deque()
         self._layout: Layout | None = None
 
     def attach(self, runtime: Runtime) -> None:
@@ -66,7 +66,7 @@ class QuorumAttendance(Attendance):
     def due(self) -> m.Compute | None:
         return m.Compute(self._at, ()) if self.has_closed(self._at) else None
 
-    def missed(self, step: int) -> Kept | None:
+    def missed(self, step: int) -> KeptMean | None:
         return self._missed.popleft() if self._missed and self._missed[0].step == step else None
 
     def given(self, directive: m.Compute | m.Commit) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from holdfast.data.cursor import Cursor
-from holdfast.data.shards import ShardPlan
-from holdfast.modes.port import DataPlan, Place
+from holdfast.data.shards import ShardPlace, ShardPlan
+from holdfast.modes.port import DataPlan
 
 
 class UnitsInLine(DataPlan):
@@ -16,9 +16,9 @@ class UnitsInLine(DataPlan):
     def __init__(self, plan: ShardPlan) -> None:
         self._plan = plan
         self._cursor = Cursor(plan.shards, plan.steps_per_epoch)
-        self._places: list[Place] | None = None  # of the next step
+        self._places: list[ShardPlace] | None = None  # of the next step
 
-    def place(self, step: int, shard: int) -> Place | None:
+    def place(self, step: int, shard: int) -> ShardPlace | None:
         if self._places is None:
             self._places = self._cursor.places()
         return self._places[shard] if shard < len(self._places) else None
@@ -37,7 +37,7 @@ class UnitsInLine(DataPlan):
 
     def upcoming(
         self, step: int, now: Sequence[int], later: Sequence[int], *, room: int, until: int, passed: Collection[int]
-    ) -> Iterator[Place]:
+    ) -> Iterator[ShardPlace]:
         return self._cursor.upcoming(now, later, room, max(1, until - step))
 
     def begin(self, step: int) -> None:

@@ -14,8 +14,8 @@ import torch
 
 from holdfast.core.errors import ProtocolError
 from holdfast.data.iterables.handed import HandedBatches
-from holdfast.data.shards import ShardPlan
-from holdfast.modes.port import DataPlan, Place
+from holdfast.data.shards import ShardPlace, ShardPlan
+from holdfast.modes.port import DataPlan
 
 _KEY = "next_batch"
 
@@ -26,7 +26,7 @@ class HandedSteps(DataPlan):
         self._batches = batches
         self._unread = secrets.token_hex(8)  # so that nobody takes a state in which nothing was read for its own
 
-    def place(self, step: int, shard: int) -> Place | None:
+    def place(self, step: int, shard: int) -> ShardPlace | None:
         return step, shard
 
     def epoch(self, step: int) -> int:
@@ -52,7 +52,7 @@ class HandedSteps(DataPlan):
 
     def upcoming(
         self, step: int, now: Sequence[int], later: Sequence[int], *, room: int, until: int, passed: Collection[int]
-    ) -> Iterator[Place]:
+    ) -> Iterator[ShardPlace]:
         return iter(())
 
     def ahead(self, step: int, me: str, members: Sequence[str]) -> str:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from holdfast.data.shards import ShardPlan
-from holdfast.modes.port import DataPlan, Place
+from holdfast.data.shards import ShardPlace, ShardPlan
+from holdfast.modes.port import DataPlan
 
 
 class WholeSteps(DataPlan):
     def __init__(self, plan: ShardPlan) -> None:
         self._plan = plan
 
-    def place(self, step: int, shard: int) -> Place | None:
+    def place(self, step: int, shard: int) -> ShardPlace | None:
         return step, shard
 
     def epoch(self, step: int) -> int:
@@ -29,7 +29,7 @@ class WholeSteps(DataPlan):
 
     def upcoming(
         self, step: int, now: Sequence[int], later: Sequence[int], *, room: int, until: int, passed: Collection[int]
-    ) -> Iterator[Place]:
+    ) -> Iterator[ShardPlace]:
         yield from ((step, shard) for shard in now)
         for number in range(step + 1, until):
             yield from ((number, shard) for shard in (later if number not in passed else ()))
