@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import DivergedError, ProtocolError
 from holdfast.servers.replicated import Answer, Author, Payload, ReplicatedState
+from holdfast.tables.serving import TABLE as KIND
+from holdfast.tables.serving import kinds_with_disk
 from holdfast.tables.settings import Adam, Expire, TableSettings
 from holdfast.tables.shard import TableShard
 from holdfast.tables.table_slice import (
@@ -119,6 +122,30 @@ def test_of_many_ranges_the_oldest_are_forgotten() -> None:
 def test_units_that_no_shard_has(told: Any) -> None:
     with pytest.raises(ProtocolError):
         decode_ranges(told)
+
+
+def test_the_shards_of_a_server_share_its_memory_and_leave_nothing_of_an_earlier_process(tmp_path: Path) -> None:
+    left = tmp_path / "rows" / "cold-rows-left.sqlite3"
+    left.parent.mkdir()
+    left.write_bytes(b"x")
+    table = TableSettings(dim=3)
+    kinds = kinds_with_disk(tmp_path / "rows", 80)
+    assert not left.exists()
+    shards, twins = [kinds[KIND](), kinds[KIND]()], [TableSlice(), TableSlice()]
+    for state in (*shards, *twins):
+        state.apply(ME, Payload(create_head(table), memoryview(b"")))
+    for start in range(0, 400, 20):
+        ids = np.arange(start, start + 20, dtype=np.uint64)
+        payload = sent(update_of(ids, np.ones((20, 3), dtype=np.float32), None, lr=0.1, time=0))
+        for state in (*shards, *twins):
+            state.apply(ME, payload)
+    held = [state._shard for state in shards if isinstance(state, TableSlice)]
+    assert all(one is not None and one.cold is not None and len(one.cold) >= 400 - 40 for one in held)
+    moved = kinds[KIND]()
+    moved.restore(sent(shards[0].capture()))
+    assert {state.digest() for state in (*shards, *twins, moved)} == {twins[0].digest()}
+    assert isinstance(moved, TableSlice) and moved._shard is not None and moved._shard.cold is not None
+    assert len(moved._shard.cold) >= 400 - 27, "three have it now"
 
 
 def test_changes_are_what_the_shard_says() -> None:

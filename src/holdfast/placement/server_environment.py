@@ -10,7 +10,7 @@ from typing import get_type_hints
 
 from holdfast.core.errors import ConfigError
 from holdfast.placement.environment import LEDGER_SOCKET, variable
-from holdfast.placement.server_disks import SERVER_DISKS
+from holdfast.placement.server_disks import SERVER_DISKS, SERVER_ROWS, slot_of
 
 SERVER = variable("server")
 ALWAYS_EMPTY = -1
@@ -20,7 +20,8 @@ ALWAYS_EMPTY = -1
 class ServerEnvironment:
     """`start`: how many processes this server's name has had, with this one.
 
-    `started_over`: how often slices had been lost when its disk was begun; ALWAYS_EMPTY: it has none.
+    `started_over`: how often slices had been lost when its disk was begun; ALWAYS_EMPTY: it has none. `table_rows`: so
+    many rows of tables stay in its memory; 0: all.
     """
 
     run_dir: Path
@@ -34,6 +35,7 @@ class ServerEnvironment:
     advertise: str
     lease_s: float
     started_over: int
+    table_rows: int
 
     @property
     def run(self) -> str:
@@ -47,6 +49,11 @@ class ServerEnvironment:
     def directory(self) -> Path | None:
         """Where it keeps its slices' logs; None: in memory."""
         return self.run_dir / SERVER_DISKS / self.server if self.started_over != ALWAYS_EMPTY else None
+
+    @property
+    def rows(self) -> Path:
+        """Where rows of tables are that are used least: of this slot, whose processes come one after the other."""
+        return self.run_dir / SERVER_ROWS / "@".join(part for part in slot_of(self.server) if part)
 
     @property
     def socket(self) -> Path:

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from holdfast.core.errors import ProtocolError
 from holdfast.servers.replicated import HEAD_BYTES_MAX, Answer, Author, Head, Payload
+from holdfast.tables.cold import ColdTier
 from holdfast.tables.rows.port import Counts, Ids, Layout, Records, Values
 from holdfast.tables.settings import TableSettings
 from holdfast.tables.shard import Changes, Moment, TableShard
@@ -89,7 +90,9 @@ def decode_changes(head: Head, body: memoryview, settings: TableSettings) -> Cha
 
 
 class TableSlice:
-    def __init__(self) -> None:
+    def __init__(self, tier: ColdTier | None = None) -> None:
+        """`tier`: where rows go that are used least; None: all are in memory."""
+        self._tier = tier
         self._shard: TableShard | None = None
         self._history = ""  # of whom its numbers of updates are, since rows came back from a checkpoint
 
@@ -121,7 +124,7 @@ class TableSlice:
         kind = payload.head["kind"]
         if kind == "create":
             if self._shard is None:
-                self._shard = TableShard(TableSettings.decode(payload.head["settings"]))
+                self._shard = self._new_shard(TableSettings.decode(payload.head["settings"]))
         elif kind == "update":
             ids, gradients, times = self._update(payload)
             lr, time, unit = payload.head["lr"], payload.head["time"], payload.head.get("unit")
@@ -137,6 +140,9 @@ class TableSlice:
 
     def forget(self, worker: str, incarnation: int) -> None:
         """A table keeps nothing of workers."""
+
+    def _new_shard(self, settings: TableSettings) -> TableShard:
+        return TableShard(settings, self._tier.begin() if self._tier is not None else None)
 
     def _created(self) -> TableShard:
         if self._shard is None:
@@ -188,7 +194,7 @@ class TableSlice:
             self._shard = None
             return
         settings, self._history = TableSettings.decode(told), _history(payload.head)
-        shard = TableShard(settings)
+        shard = self._new_shard(settings)
         shard.apply_changes(decode_changes(payload.head, payload.body, settings))
         self._shard = shard
 
