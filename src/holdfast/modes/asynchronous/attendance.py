@@ -18,7 +18,7 @@ from holdfast.core.spending import JOINING, WAITING
 from holdfast.ledger.port import Ledger
 from holdfast.membership import messages as m
 from holdfast.modes.asynchronous.arriving import arrive, collect
-from holdfast.modes.asynchronous.exchange import Exchange, Ready, Update
+from holdfast.modes.asynchronous.exchange import Delay, Exchange, Ready, Update
 from holdfast.modes.asynchronous.extras import TravellingExtras
 from holdfast.modes.asynchronous.given_steps import GivenSteps
 from holdfast.modes.asynchronous.own_view import OwnView
@@ -151,9 +151,7 @@ class ServedAttendance(Attendance):
         """Until the next unit is there. That is waiting for others, whatever the machine takes it for."""
         runtime = self._running()
         with runtime.spending.during(WAITING):
-            self._take()
             while self._next is None:
-                self._say_delay(self._clock())
                 self._take()
         runtime.waiting.inside_steps()
         self._said.clear()
@@ -177,9 +175,7 @@ class ServedAttendance(Attendance):
 
     def _say_delay(self, now: float) -> None:
         """For what it waits: in its heartbeat, and, where it is the servers and lasts, in its events."""
-        delay = self._running_exchange().delay()
-        if delay is None:
-            return
+        delay = self._running_exchange().delay() or Delay("its next step", now, usual=True)
         self._running().waiting.outside_steps(delay.what, ())
         if not delay.usual and now - delay.since >= SAY_S and delay.what not in self._said:
             self._said.add(delay.what)
@@ -193,6 +189,7 @@ class ServedAttendance(Attendance):
         except (Evicted, PeerError) as error:
             self._running().end(m.End("evicted", str(error)))
         if self._next is None:
+            self._say_delay(self._clock())
             self._running().listen(LISTEN_S)
         else:
             self._preparing = False
