@@ -50,9 +50,8 @@ def create_head(settings: TableSettings) -> Head:
 def update_of(
     ids: Ids, gradients: Values, times: Counts | None, *, lr: float, time: int, unit: int | None = None
 ) -> Answer:
-    head: Head = {"kind": "update", "count": len(ids), "lr": lr, "time": time, "times": times is not None}
-    if unit is not None:
-        head["unit"] = unit
+    of_unit: Head = {} if unit is None else {"unit": unit}
+    head = {"kind": "update", "count": len(ids), "lr": lr, "time": time, "times": times is not None, **of_unit}
     arrays: list[npt.NDArray[Any]] = [ids, gradients]
     return Answer(head, _views(arrays if times is None else [*arrays, times]))
 
