@@ -14,7 +14,7 @@ from holdfast.membership.codec import encode
 from holdfast.net.groups import BrokenGroup, Gone, Said
 from holdfast.reduce.hosts import Hosts
 from holdfast.reduce.network import Network
-from holdfast.reduce.paths import check_coverage, make_path, takes_two_rounds
+from holdfast.reduce.paths import BY_ITSELF, check_coverage, make_path, takes_two_rounds
 from holdfast.reduce.reduction import ReductionTerms
 from holdfast.reduce.shared_memory import SharedMemory
 from holdfast.reduce.tree import tree_over
@@ -28,6 +28,22 @@ from .crews import STEP, Crew, groups, on_hosts, one_host, tcp_pair
 def test_shared_memory(count: int, shards: int, two_rounds: bool) -> None:
     crew = Crew(one_host(count), shards, socket.socketpair)
     crew.check(crew.reduce(crew.shared_memory(two_rounds=two_rounds)))
+    crew.close()
+
+
+@pytest.mark.parametrize("shards", [1, 4, 7, 8])
+def test_who_is_always_alone_has_the_mean_where_the_sum_was(shards: int) -> None:
+    crew = Crew(one_host(1), shards, socket.socketpair)
+    (member,), (arena,), (group,) = crew.members, crew.arenas.values(), crew.groups.values()
+    path = make_path(BY_ITSELF, group, arena, crew.terms(small=False))
+    used = os.fstat(arena.fd).st_blocks
+    kept = crew.reduce({member: path})
+    crew.check(kept)
+    assert os.fstat(arena.fd).st_blocks == used  # it has taken no memory
+    ((_, is_intact),) = kept.values()
+    crew.compute(STEP + 1, {member: range(shards)})
+    assert not is_intact()
+    crew.check(crew.reduce({member: path}, STEP + 1))
     crew.close()
 
 

@@ -3,6 +3,7 @@ Another table has all that a row can have: counts of ids that have no row yet, a
 
 Each worker writes a line for each step that it begins into a file of its own in the directory that it is given: how
 many steps there are by the loop, by the dense parameter and by the rows, and what the shards of the tables are.
+The mode is the exact one, or with the word `async` the asynchronous one.
 """
 
 import hashlib
@@ -46,7 +47,8 @@ torch.manual_seed(0)
 model = Counting()
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 data = [torch.tensor(number * number % 97) for number in range(160)]
-run = holdfast.join(model, optimizer, data, batch_size=8, shards=4)
+mode = holdfast.Async(staleness=2) if sys.argv[4:] == ["async"] else holdfast.Exact()
+run = holdfast.join(model, optimizer, data, batch_size=8, shards=4, mode=mode)
 with (LINES / f"{os.getpid()}.lines").open("w") as lines:
     for step in run.steps(STEPS):
         seen = False

@@ -29,15 +29,17 @@ EVERY = 6
 class Training:
     """Starts of one run, whose checkpoints are in `place`."""
 
-    def __init__(self, home: Path) -> None:
-        self.home, self.place = home, home / "checkpoints"
+    def __init__(self, home: Path, *words: str) -> None:
+        self.home, self.place, self.words = home, home / "checkpoints", words
 
     def started(self, *, servers: int, workers: int, steps: int, pause_s: float = 0.0) -> ObservedRun:
         options = ["--workers", str(workers), "--servers", str(servers)]
         options += ["--checkpoint", str(self.place), "--save-every", str(EVERY), "--keep", "4"]
         lines = self.home / f"lines{servers}"
         lines.mkdir(exist_ok=True)
-        run = ObservedRun(self.home, "counting", options, [str(SCRIPT), str(lines), str(steps), str(pause_s)])
+        run = ObservedRun(
+            self.home, "counting", options, [str(SCRIPT), str(lines), str(steps), str(pause_s), *self.words]
+        )
         run.start()
         return run
 
@@ -156,3 +158,28 @@ def test_servers_that_live_on_go_back_to_the_rows_of_the_checkpoint(tmp_path: Pa
     lines = [line for line in training.first_lines(2) if line["step"] == resumed]
     assert lines and all((line["dense"], line["rows"]) == (resumed, [resumed, resumed]) for line in lines)
     assert counts_of(training.state(40)) == (40, {40.0})
+
+
+def test_in_the_asynchronous_mode_a_step_changes_rows_once_whoever_makes_it_again(tmp_path: Path) -> None:
+    """A checkpoint's rows may be further than its dense part, and a worker may die between its rows and its update."""
+    training = Training(tmp_path, "async")
+    run = training.started(servers=2, workers=3, steps=1000, pause_s=0.02)
+    try:
+        run.wait(lambda: len(training.saved()) >= 3, "three checkpoints", 100.0)
+    finally:
+        kill_everything(run)
+    for step in training.saved():
+        dense, rows = counts_of(training.state(step))
+        assert min(rows) >= dense, "no update is in a checkpoint without its rows"
+    resumed = training.saved()[-1]
+    steps = resumed + 60
+    run = training.started(servers=3, workers=2, steps=steps, pause_s=0.02)
+    try:
+        run.wait(lambda: run.step >= resumed + 10 and len(run.living_registered()) == 2, "two that train", 100.0)
+        send(run.pids[max(run.living_registered())], signal.SIGKILL)
+        run.finish(120.0)
+    finally:
+        run.end()
+    dense, rows = counts_of(training.state(training.saved()[-1]))
+    assert rows == {float(steps)}
+    assert steps <= dense <= steps + 1, "the killed worker's step may be in the dense part twice"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -218,6 +219,19 @@ def test_a_cold_row_is_read_where_it_lies_and_comes_back_when_it_is_updated(tmp_
     assert shard.changes(5).records.shape == other.changes(5).records.shape
     shard.cold.close()
     assert not list(tmp_path.iterdir()), "the file goes with its shard"
+
+
+def test_a_disk_without_room_is_left_alone_and_rows_stay_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableSettings(dim=4)
+    shard, free = TableShard(table, ColdRows(tmp_path, 64)), [0]
+    monkeypatch.setattr(cold_rows.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    play(shard, History([list(range(start, start + 40)) for start in range(0, 400, 20)], 4))
+    assert shard.cold is not None and len(shard) == 420 and not len(shard.cold)
+    free[0] = 1 << 30
+    play(shard, History([[1]], 4))
+    assert len(shard.cold) >= 420 - 64, "there is room again"
 
 
 def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

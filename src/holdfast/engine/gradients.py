@@ -21,7 +21,7 @@ from holdfast.net.groups import Gone, Group
 from holdfast.reduce.aggregators import Aggregator
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.layout import Layout
-from holdfast.reduce.paths import check_coverage, make_path, takes_two_rounds
+from holdfast.reduce.paths import BY_ITSELF, check_coverage, make_path, takes_two_rounds
 from holdfast.reduce.reduction import (
     Brought,
     KeptMean,
@@ -43,7 +43,7 @@ Shares = tuple[tuple[str, tuple[int, ...]], ...]  # who brings which shards, in 
 class Way:
     """How gradients travel in this run."""
 
-    kind: str  # see core/config.py
+    kind: str  # see core/config.py; or reduce/paths.py BY_ITSELF
     small: bool  # every member adds everything itself
     whole: bool  # a step has all its shards
 
@@ -94,7 +94,7 @@ class Gradients:
     @property
     def shared_arena(self) -> Arena | None:
         """What members of this host may read."""
-        return None if self._way.kind == "network" else self._arena
+        return None if self._way.kind in ("network", BY_ITSELF) else self._arena
 
     def forget_view(self) -> None:
         """What was said in one view means nothing in the next."""

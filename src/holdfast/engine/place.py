@@ -75,6 +75,7 @@ from holdfast.placement.listening import open_sockets, socket_path
 from holdfast.placement.proc import started_here
 from holdfast.reduce.aggregators import Aggregator
 from holdfast.reduce.arena import Arena
+from holdfast.reduce.paths import BY_ITSELF
 from holdfast.reduce.reduction import SMALL_BYTES
 from holdfast.reduce.slots import DeviceSlots
 from holdfast.reduce.sums import Sums
@@ -223,7 +224,8 @@ class WorkerPlace:
         attendance: Attendance,
     ) -> Worker:
         layout = capture.whole_layout()
-        way = Way(config.path, layout.slot_bytes <= SMALL_BYTES, self.mode.rules().whole)
+        path = BY_ITSELF if attendance.own_view else config.path
+        way = Way(path, layout.slot_bytes <= SMALL_BYTES, self.mode.rules().whole)
         arena = Arena.create(config.shards * way.parities, layout.slot_bytes)
         kernel = self.wires.kernel
         desk, means = SnapshotDesk(kernel), MeanDesk(kernel.now)

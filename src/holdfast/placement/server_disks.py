@@ -20,6 +20,7 @@ from holdfast.core.words import decode_whole, encode_json
 from holdfast.log.files import sync_directory
 
 SERVER_DISKS = "servers"
+SERVER_ROWS = "rows"  # of tables, that are used least: nothing there outlives its process
 LIFE = "life.json"
 NEW = ".new-"
 

@@ -19,7 +19,7 @@ from holdfast.placement.server_environment import ServerEnvironment
 from holdfast.servers.server import ServerSettings
 from holdfast.servers.serving import ServerPlace, serve
 from holdfast.servers.units_state import KIND, UnitsState
-from holdfast.tables.serving import KINDS
+from holdfast.tables.serving import KINDS, kinds_with_disk
 from holdfast.trust.keys import Keys, load_keys
 
 
@@ -47,6 +47,7 @@ def main() -> None:
     def ledger() -> Ledger:
         return open_ledger(environment.ledger, environment.run, environment.ledger_socket, keys.secret)
 
+    kinds = kinds_with_disk(environment.rows, environment.table_rows) if environment.table_rows else KINDS
     pulse = Pulse()
     heart = _heart(pulse, environment)
     try:
@@ -55,7 +56,7 @@ def main() -> None:
             keys,
             ledger,
             settings,
-            kinds={**KINDS, KIND: UnitsState},
+            kinds={**kinds, KIND: UnitsState},
             on_turn=lambda: pulse.enter(Activity.WAITING, 0),
             tell=lambda name, decision, reason: events.write("slice", slice=name, decision=decision, reason=reason),
             report=lambda fields: events.write("serving", **fields),

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.net.groups import BrokenGroup, Group
 from holdfast.reduce.aggregators import ALONE
+from holdfast.reduce.alone import Alone
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.hosts import Hosts, by_host
 from holdfast.reduce.network import GroupParties, Network
 from holdfast.reduce.reduction import Brought, Path, ReductionTerms
 from holdfast.reduce.shared_memory import SharedMemory
 from holdfast.reduce.tree import Tree
+
+BY_ITSELF = "itself"  # each worker is in a view of its own, whatever path the run's settings name
 
 
 def takes_two_rounds(kind: str, *, small: bool) -> bool:
@@ -20,7 +23,9 @@ def takes_two_rounds(kind: str, *, small: bool) -> bool:
 
 
 def make_path(kind: str, group: Group, arena: Arena, terms: ReductionTerms) -> Path:
-    """The path of a view in a run of this kind (see core/config.py). Its members are all connected."""
+    """The path of a view in a run of this kind (see core/config.py), or `BY_ITSELF`. Its members are all connected."""
+    if kind == BY_ITSELF:
+        return Alone(group.view, group.me, arena, terms)
     if kind == "network":
         return Network(group, arena, terms)
     near: dict[str, Arena] = {peer: one.memory for peer, one in group.connections.items() if one.memory is not None}

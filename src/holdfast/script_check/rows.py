@@ -18,7 +18,9 @@ from holdfast.tables.stores import LocalStore, check_finite
 class FrozenRows(LocalStore):
     """In the place of a store: the same rows, which no update changes."""
 
-    def push(self, ids: Ids, gradients: Values, *, lr: float, times: Counts | None = None) -> None:
+    def push(
+        self, ids: Ids, gradients: Values, *, lr: float, times: Counts | None = None, unit: int | None = None
+    ) -> None:
         check_finite(gradients, "the table")
 
 

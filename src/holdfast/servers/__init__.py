@@ -20,4 +20,5 @@ connections.py      what workers and other servers may ask; links.py, fetching.p
 ledger_line.py      a server's line to the ledger; run_facts.py: what it knows from there; placing.py: where slices are
 frames.py           heads and bodies on a connection; log_codec.py: the log's messages in them
 buffers.py          memory for payloads; worker_memory.py: shared between processes of a host
+free_memory.py      how much more there is, of the machine or of a container
 """

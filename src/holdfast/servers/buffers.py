@@ -9,21 +9,11 @@ from __future__ import annotations
 import mmap
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
 from holdfast.servers.replicated import Head, Payload
 
 PAGE_BYTES = mmap.PAGESIZE
 HELD_BYTES_MAX = 256 * 1024 * 1024
-
-
-def free_bytes() -> int:
-    """Of memory that this process could still have, by what the kernel says of the machine."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, StopIteration, IndexError):
-        return 1 << 62
 
 
 class PoolShare:

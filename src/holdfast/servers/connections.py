@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import ProtocolError
 from holdfast.net.greeting import Greeting, Hello
-from holdfast.servers.buffers import Buffer, KeptPayload, free_bytes
+from holdfast.servers.buffers import Buffer, KeptPayload
 from holdfast.servers.frames import FrameStream, Head, Later
+from holdfast.servers.free_memory import free_bytes
 from holdfast.servers.holding import Limits
 from holdfast.servers.links import LOG
 from holdfast.servers.replica import Replica

@@ -5,8 +5,9 @@ row on the disk costs no read. A row on the disk is read where it lies, and come
 Where a row lies is no part of a shard's state: replicas need not agree on it, and a restart begins with an empty file.
 
 The file is this process's alone and is not made to survive it: nothing waits for the disk, and a crash costs nothing,
-since the shard comes back from a replica or from its log. SQLite rather than LMDB: it takes less room on the disk, is
-about as fast (benchmarks/cold_rows.py), and it is there with Python.
+since the shard comes back from a replica or from its log. What the disk has no room for stays in memory.
+SQLite rather than LMDB: it takes less room on the disk, is about as fast (benchmarks/cold_rows.py), and it is there
+with Python.
 
 Owned by the shard's thread.
 """
@@ -14,9 +15,11 @@ Owned by the shard's thread.
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +33,35 @@ from holdfast.tables.rows.port import HEADER_WORDS, USES_BITS, Ids, Layout, Reco
 CACHE_KIB = 16 * 1024
 QUERY_IDS = 500  # asked for at once
 MOVED_PART = 8  # of the rows in memory, so much goes to the disk at a time
+SPARE_BYTES = 32 << 20  # that stay free on the disk
+
+
+class ColdTier:
+    """The tier of a process that has several shards: they have `rows_in_memory` together, each as many.
+
+    The directory is this process's alone: what an earlier one has left there goes.
+    """
+
+    def __init__(self, directory: Path, rows_in_memory: int) -> None:
+        shutil.rmtree(directory, ignore_errors=True)
+        self._directory = directory
+        self._rows = rows_in_memory
+        self._shards: weakref.WeakSet[ColdRows] = weakref.WeakSet()
+
+    def begin(self) -> ColdRows:
+        found = ColdRows(self._directory, max(MOVED_PART, self._rows), shared_by=lambda: len(self._shards))
+        self._shards.add(found)
+        return found
 
 
 class ColdRows:
-    """`rows_in_memory`: at most so many stay there after an update."""
+    """`rows_in_memory`: at most so many stay there after an update, in all the shards that share the tier."""
 
-    def __init__(self, directory: Path, rows_in_memory: int) -> None:
+    def __init__(self, directory: Path, rows_in_memory: int, *, shared_by: Callable[[], int] = lambda: 1) -> None:
         if rows_in_memory < MOVED_PART:
             raise ConfigError(f"{rows_in_memory} rows in memory", hint=f"keep at least {MOVED_PART}, or all of them")
-        self._most = rows_in_memory
+        self._rows_in_memory = rows_in_memory
+        self._shared_by = shared_by
         self.marks = kernels().marks()
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -103,14 +126,24 @@ class ColdRows:
 
     def relieve(self, rows: Rows) -> None:
         """If there are too many rows in memory, those go to the disk that were used longest ago."""
-        if len(rows) <= self._most:
+        most = max(MOVED_PART, self._rows_in_memory // max(1, self._shared_by()))
+        if len(rows) <= most:
             return
-        count = len(rows) - self._most + self._most // MOVED_PART
+        count = len(rows) - most + most // MOVED_PART
         records = rows.records()
+        if not self._has_room_for(2 * count * records.strides[0]):
+            return
         marks = marks_of(records)
         moved = np.ascontiguousarray(records[np.argpartition(marks >> np.uint64(USES_BITS), count - 1)[:count]])
         self._write(moved)
         rows.remove(ids_of(moved))
+
+    def _has_room_for(self, nbytes: int) -> bool:
+        """On the disk. Looked at before, since the file has no journal that would mend half a write."""
+        try:
+            return shutil.disk_usage(Path(self._path).parent).free >= nbytes + SPARE_BYTES
+        except OSError:
+            return False
 
     def clear(self) -> None:
         with _named(self._path):

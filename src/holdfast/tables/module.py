@@ -61,6 +61,9 @@ class EmbeddingTable(torch.nn.Module):
             )
         self.lr = self.settings.optimizer.lr
         self.name = "table"
+        self.unit: int | None = (
+            None  # of data, that the next update is made of: for a mode whose units may be made again
+        )
         place = None if disk is None else Path(disk)
         self.store: TableStore = LocalStore(self.settings, rows_in_memory=rows_in_memory, disk=place)
         self._trained = True
@@ -115,7 +118,8 @@ class EmbeddingTable(torch.nn.Module):
         if found:
             ids = found[0][0] if len(found) == 1 else np.concatenate([one for one, _ in found])
             gradients = found[0][1] if len(found) == 1 else np.concatenate([one for _, one in found])
-            self.store.push(ids, gradients, lr=self.lr)
+            unit, self.unit = self.unit, None
+            self.store.push(ids, gradients, lr=self.lr, unit=unit)
 
     def flush(self) -> None:
         """Wait until all updates are acknowledged. `step` may return before."""

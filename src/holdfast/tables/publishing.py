@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.checkpoint.storage.port import Storage
@@ -140,7 +140,7 @@ class Publisher:
             sequence,
             base,
             since,
-            changes.moment,
+            replace(changes.moment, units=()),  # they are of this run's data
             self.store.settings,
             at_ms,
             "" if base or log.last is None else log.last.checksum,

@@ -255,7 +255,9 @@ class ServerStore:
 
     # ---- updating
 
-    def push(self, ids: Ids, gradients: Values, *, lr: float, times: Counts | None = None) -> None:
+    def push(
+        self, ids: Ids, gradients: Values, *, lr: float, times: Counts | None = None, unit: int | None = None
+    ) -> None:
         check_finite(gradients, f"the table {self._name}")
         united = self._kernels.unite(np.ascontiguousarray(ids), times)
         sums = self._kernels.add_up(united, np.ascontiguousarray(gradients))
@@ -263,7 +265,7 @@ class ServerStore:
         pieces = list(spread(united.ids, self.shards))
         waiting = _Waiting(len(pieces))
         updates = [
-            (shard, update_of(united.ids[some], sums[some], united.seen[some], lr=lr, time=moment))
+            (shard, update_of(united.ids[some], sums[some], united.seen[some], lr=lr, time=moment, unit=unit))
             for shard, some in pieces
         ]
         self._servers.asking.submit([self._update(shard, update, waiting) for shard, update in updates])
@@ -295,6 +297,15 @@ class ServerStore:
     def flush(self) -> None:
         """Until all updates are acknowledged."""
         self._wait_until_at_most(0)
+
+    def sent(self) -> Callable[[], None]:
+        waiting, patience_s = tuple(self._under_way), self._servers.settings.patience_s
+
+        def wait() -> None:
+            for one in waiting:
+                one.finish(patience_s)
+
+        return wait
 
     def _wait_until_at_most(self, count: int) -> None:
         while len(self._under_way) > count:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ from holdfast.tables.rows.port import (
     marks_of,
 )
 from holdfast.tables.settings import TableSettings
+from holdfast.tables.unit_ranges import UnitRanges, covers, decode_ranges, with_unit
 
 CHECKS = 16  # how often in an age it is looked whether rows have reached it; how much of its rows a full shard removes
 BLOCK_ROWS = 1 << 14  # hashed or written at once
@@ -55,9 +56,12 @@ class Moment:
     past: tuple[tuple[int, int], ...] = ()  # (time, updates), now and then: when rows were that are old by the clock
     horizon: Horizon = NOTHING  # of rows and sightings
     forgotten: Horizon = NOTHING  # of sightings alone, of which there were too many
+    units: UnitRanges = ()  # of which there were updates, where these say so
 
     def encode(self) -> dict[str, Any]:
+        units = {"units": [list(one) for one in self.units]} if self.units else {}
         return {
+            **units,
             "updates": self.updates,
             "time": self.time,
             "past": [list(one) for one in self.past],
@@ -71,7 +75,7 @@ class Moment:
         try:
             past = tuple(pair(one) for one in told["past"])
             horizons = pair(told["horizon"]), pair(told["forgotten"])
-            moment = cls(told["updates"], told["time"], past, *horizons)
+            moment = cls(told["updates"], told["time"], past, *horizons, decode_ranges(told.get("units", ())))
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"not the moment of a shard: {str(error)[:100]}") from error
         if not all(type(one) is int and one >= 0 for one in (moment.updates, moment.time)) or len(past) > 4 * CHECKS:
@@ -130,8 +134,22 @@ class TableShard:
 
     # ---- updating
 
-    def update(self, ids: Ids, gradients: Values, *, lr: float, time: int = 0, times: Counts | None = None) -> None:
-        """One update: each id once or more, a gradient for each. `time`: in milliseconds, of whoever sends it."""
+    def update(
+        self,
+        ids: Ids,
+        gradients: Values,
+        *,
+        lr: float,
+        time: int = 0,
+        times: Counts | None = None,
+        unit: int | None = None,
+    ) -> None:
+        """One update: each id once or more, a gradient for each. `time`: in milliseconds, of whoever sends it.
+
+        `unit`: of data that may be made again, by another worker or after a resume: it changes rows once.
+        """
+        if unit is not None and covers(self.moment.units, unit):
+            return
         assert gradients.shape == (len(ids), self.settings.dim)
         updates = self.updates + 1
         assert updates <= UPDATES_MAX
@@ -142,6 +160,8 @@ class TableShard:
         self._rows.step(united, sums, Rule.of(self.settings.optimizer, lr), update=updates, admit=self.settings.admit)
         self._advance(updates, time)
         self._forget_candidates()
+        if unit is not None:
+            self.moment = replace(self.moment, units=with_unit(self.moment.units, unit))
         if self.cold is not None:
             self.cold.relieve(self._rows)
 
@@ -162,7 +182,7 @@ class TableShard:
         if expire.rows is not None and len(self) > expire.rows:
             most = expire.rows - expire.rows // CHECKS
             horizon = max(horizon, self._oldest(len(self) - most))
-        self.moment = Moment(updates, time, past, horizon, was.forgotten)
+        self.moment = Moment(updates, time, past, horizon, was.forgotten, was.units)
         if horizon != was.horizon:
             self._remove_below(horizon)
 
@@ -195,9 +215,7 @@ class TableShard:
         count, most = self.candidates, self.settings.candidates_max
         if count > most:
             forgotten = nth_oldest(*self._rows.candidates.all(), count - most // 2)
-            self.moment = Moment(
-                self.moment.updates, self.moment.time, self.moment.past, self.moment.horizon, forgotten
-            )
+            self.moment = replace(self.moment, forgotten=forgotten)
             self._remove_candidates(forgotten)
 
     # ---- changes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -37,8 +37,13 @@ class TableStore(Protocol):
 
     def look_up(self, ids: Ids) -> Values: ...
 
-    def push(self, ids: Ids, gradients: Values, *, lr: float, times: Counts | None = None) -> None:
-        """One update. DivergedError, with nothing applied, for a gradient that is not finite."""
+    def push(
+        self, ids: Ids, gradients: Values, *, lr: float, times: Counts | None = None, unit: int | None = None
+    ) -> None:
+        """One update. DivergedError, with nothing applied, for a gradient that is not finite.
+
+        `unit`: of the run's data; where several workers make units, one that is made again changes rows once.
+        """
 
     def updates(self, shard: int) -> int:
         """That the shard has applied."""
@@ -54,6 +59,9 @@ class TableStore(Protocol):
 
     def flush(self) -> None:
         """Until all updates are acknowledged."""
+
+    def sent(self) -> Callable[[], None]:
+        """Waits, in whichever thread calls it, until all updates up to now are acknowledged."""
 
 
 def shard_of(ids: Ids, shards: int) -> npt.NDArray[np.uint64]:
@@ -113,7 +121,9 @@ class LocalStore:
             values[some] = self.states[shard].look_up(ids[some])
         return values
 
-    def push(self, ids: Ids, gradients: Values, *, lr: float, times: Counts | None = None) -> None:
+    def push(
+        self, ids: Ids, gradients: Values, *, lr: float, times: Counts | None = None, unit: int | None = None
+    ) -> None:
         check_finite(gradients, "the table")
         moment = time_of_update(self.settings)
         if self.shards == 1:
@@ -125,6 +135,9 @@ class LocalStore:
 
     def flush(self) -> None:
         """An update is applied when `push` returns."""
+
+    def sent(self) -> Callable[[], None]:
+        return lambda: None
 
     def updates(self, shard: int) -> int:
         return self.states[shard].updates

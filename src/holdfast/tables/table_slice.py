@@ -1,7 +1,8 @@
 """A table's shard as a replicated state: what its updates and its queries look like, and what they do.
 
     create    the table's settings. The first one counts
-    update    ids, a gradient for each, how often each was seen, the learning rate and the sender's time
+    update    ids, a gradient for each, how often each was seen, the learning rate, the sender's time; where units
+              of data may be made again, which one it is of: an update of a unit that the shard has had is passed over
     fill      rows from a log: changes since 0, in pieces. What the shard has trained since then stays. Rows of a
               checkpoint have a history: the first piece removes what there was, and rows from a log do not count then
     skip      nothing: an update that was refused has left its place in the order empty
@@ -27,10 +28,12 @@ import numpy.typing as npt
 
 from holdfast.core.errors import ProtocolError
 from holdfast.servers.replicated import HEAD_BYTES_MAX, Answer, Author, Head, Payload
+from holdfast.tables.cold import ColdTier
 from holdfast.tables.rows.port import Counts, Ids, Layout, Records, Values
 from holdfast.tables.settings import TableSettings
 from holdfast.tables.shard import Changes, Moment, TableShard
 from holdfast.tables.stores import check_finite
+from holdfast.tables.unit_ranges import UNIT_MAX
 
 LOOKED_UP_MAX = 1 << 18  # ids of one query: they travel in its head
 IDS_MAX = 1 << 24  # of one update
@@ -44,8 +47,11 @@ def create_head(settings: TableSettings) -> Head:
     return {"kind": "create", "settings": settings.encode()}
 
 
-def update_of(ids: Ids, gradients: Values, times: Counts | None, *, lr: float, time: int) -> Answer:
-    head = {"kind": "update", "count": len(ids), "lr": lr, "time": time, "times": times is not None}
+def update_of(
+    ids: Ids, gradients: Values, times: Counts | None, *, lr: float, time: int, unit: int | None = None
+) -> Answer:
+    of_unit: Head = {} if unit is None else {"unit": unit}
+    head = {"kind": "update", "count": len(ids), "lr": lr, "time": time, "times": times is not None, **of_unit}
     arrays: list[npt.NDArray[Any]] = [ids, gradients]
     return Answer(head, _views(arrays if times is None else [*arrays, times]))
 
@@ -83,7 +89,9 @@ def decode_changes(head: Head, body: memoryview, settings: TableSettings) -> Cha
 
 
 class TableSlice:
-    def __init__(self) -> None:
+    def __init__(self, tier: ColdTier | None = None) -> None:
+        """`tier`: where rows go that are used least; None: all are in memory."""
+        self._tier = tier
         self._shard: TableShard | None = None
         self._history = ""  # of whom its numbers of updates are, since rows came back from a checkpoint
 
@@ -115,10 +123,11 @@ class TableSlice:
         kind = payload.head["kind"]
         if kind == "create":
             if self._shard is None:
-                self._shard = TableShard(TableSettings.decode(payload.head["settings"]))
+                self._shard = self._new_shard(TableSettings.decode(payload.head["settings"]))
         elif kind == "update":
             ids, gradients, times = self._update(payload)
-            self._created().update(ids, gradients, lr=payload.head["lr"], time=payload.head["time"], times=times)
+            lr, time, unit = payload.head["lr"], payload.head["time"], payload.head.get("unit")
+            self._created().update(ids, gradients, lr=lr, time=time, times=times, unit=unit)
         elif kind == "fill":
             changes = decode_changes(payload.head, payload.body, self._created().settings)
             history = _history(payload.head)
@@ -131,6 +140,9 @@ class TableSlice:
     def forget(self, worker: str, incarnation: int) -> None:
         """A table keeps nothing of workers."""
 
+    def _new_shard(self, settings: TableSettings) -> TableShard:
+        return TableShard(settings, self._tier.begin() if self._tier is not None else None)
+
     def _created(self) -> TableShard:
         if self._shard is None:
             raise ProtocolError("the table is not created yet")
@@ -140,6 +152,8 @@ class TableSlice:
         head, body, dim = payload.head, payload.body, self._created().settings.dim
         count, with_times, lr = _whole(head, "count", IDS_MAX), head.get("times"), head.get("lr")
         _whole(head, "time", TIME_MAX)
+        if "unit" in head:
+            _whole(head, "unit", UNIT_MAX)
         is_rate = isinstance(lr, int | float) and math.isfinite(lr) and lr >= 0
         if type(with_times) is not bool or not is_rate:
             raise ProtocolError("an update whose head makes no sense")
@@ -179,7 +193,7 @@ class TableSlice:
             self._shard = None
             return
         settings, self._history = TableSettings.decode(told), _history(payload.head)
-        shard = TableShard(settings)
+        shard = self._new_shard(settings)
         shard.apply_changes(decode_changes(payload.head, payload.body, settings))
         self._shard = shard
 

@@ -197,6 +197,7 @@ class ServerCrew:
             advertise=self._settings.advertise,
             lease_s=self._settings.lease_s,
             started_over=self.started_over if self._keeps else ALWAYS_EMPTY,
+            table_rows=self._settings.table_rows,
         )
         variables = {**os.environ, **environment.to_variables(), **process_variables()}
         log = self._directory.logs / f"{slot.server}.log"

@@ -14,6 +14,7 @@ WORKERS_MAX = 1024
 SERVERS_MAX = 256
 REPLICAS_MAX, REPLICAS = 9, 3
 MEMORY, DISK = DURABLE = ("memory", "disk")  # where a majority of the replicas has an update that is acknowledged
+TABLE_ROWS_MAX = 1 << 40
 COUNT_MAX = 1_000_000  # of restarts, of strikes, of checkpoints
 STEPS_MAX = 10**12
 AUDIT_EVERY_MAX = 1_000_000
@@ -73,6 +74,16 @@ class AgentOptions:
         MEMORY,
         group=SERVING,
         help="an update is acknowledged when a majority of the replicas has it in memory, or on disk",
+    )
+    table_rows: int = option(
+        Whole(0, TABLE_ROWS_MAX),
+        0,
+        usual="all of them",
+        group=SERVING,
+        metavar="N",
+        help="so many rows of embedding tables stay in each server's memory; those used least lie on its disk",
+        more="In the run's directory; [with embedding tables](../how-to/embedding-tables.md#where-the-rows-are)",
+        hint="0: all rows are in memory; 10000000 rows of 32 numbers with Adagrad take about 3 GB",
     )
     spares: int = option(
         Whole(0, WORKERS_MAX), 0, group=CREW, metavar="K", help="how many workers wait to replace others"

@@ -18,7 +18,7 @@ from holdfast.core.spending import JOINING, WAITING
 from holdfast.ledger.port import Ledger
 from holdfast.membership import messages as m
 from holdfast.modes.asynchronous.arriving import arrive, collect
-from holdfast.modes.asynchronous.exchange import Ready, Update, UpdateExchange
+from holdfast.modes.asynchronous.exchange import Delay, Ready, Update, UpdateExchange
 from holdfast.modes.asynchronous.extras import TravellingExtras
 from holdfast.modes.asynchronous.given_steps import GivenSteps
 from holdfast.modes.asynchronous.own_view import OwnView
@@ -30,6 +30,7 @@ from holdfast.servers.compressing import Compressor
 from holdfast.servers.run_facts import author_of
 from holdfast.servers.units import Extras
 from holdfast.servers.units_port import ServerLines
+from holdfast.tables.module import EmbeddingTable
 
 CLOSE_S = 10.0
 LISTEN_S = 0.2
@@ -58,6 +59,7 @@ class ServedAttendance(Attendance):
         self._clock = clock
         self._account = StalenessAccount(parts.events, bound=staleness, adaptive=adaptive)
         self._state = ServedState(parts.model, parts.optimizers)
+        self._tables = [module for module in parts.model.modules() if isinstance(module, EmbeddingTable)]
         self._staged = self._state.staging()
         self._extras = TravellingExtras(parts.extras, self._state.optimizers, parts.events)
         self._reach = parts.servers
@@ -135,6 +137,8 @@ class ServedAttendance(Attendance):
         self._wait_for_room()
         self._state.load(self._staged)
         self._next = None
+        for table in self._tables:
+            table.unit = data.unit
         if data.unit is not None and self._staleness != 0:
             self._prepare(until, ahead=True)  # while this one is computed
 
@@ -147,9 +151,7 @@ class ServedAttendance(Attendance):
         """Until the next unit is there. That is waiting for others, whatever the machine takes it for."""
         runtime = self._running()
         with runtime.spending.during(WAITING):
-            self._take()
             while self._next is None:
-                self._say_delay(self._clock())
                 self._take()
         runtime.waiting.inside_steps()
         self._said.clear()
@@ -173,9 +175,7 @@ class ServedAttendance(Attendance):
 
     def _say_delay(self, now: float) -> None:
         """For what it waits: in its heartbeat, and, where it is the servers and lasts, in its events."""
-        delay = self._running_exchange().delay()
-        if delay is None:
-            return
+        delay = self._running_exchange().delay() or Delay("its next step", now, usual=True)
         self._running().waiting.outside_steps(delay.what, ())
         if not delay.usual and now - delay.since >= SAY_S and delay.what not in self._said:
             self._said.add(delay.what)
@@ -189,6 +189,7 @@ class ServedAttendance(Attendance):
         except (Evicted, PeerError) as error:
             self._running().end(m.End("evicted", str(error)))
         if self._next is None:
+            self._say_delay(self._clock())
             self._running().listen(LISTEN_S)
         else:
             self._preparing = False
@@ -196,11 +197,14 @@ class ServedAttendance(Attendance):
     def updates(self, optimizer: torch.optim.Optimizer) -> None:
         self._gradients |= self._state.take_gradients(optimizer)
         self._called.add(id(optimizer))
-        if len(self._called) == len(self._state.optimizers):
+        if len(self._called) == len(self._state.optimizers) and not self._tables:
             self._push()
 
     def ends(self, step: int) -> None:
-        """A step whose lines have not called every optimizer counts, too: the others wait for its clock."""
+        """A step whose lines have not called every optimizer counts, too: the others wait for its clock.
+
+        Rows are sent by lines that come after the optimizers': with tables, the update goes here.
+        """
         self._push()
         if self._data.is_mine(step):
             self._data.unit = None
@@ -215,7 +219,9 @@ class ServedAttendance(Attendance):
         gradients, self._gradients = self._gradients, {}
         self._account.take(exchange.take_pushed())
         settings = self._account.scaled(self._state.settings())
-        exchange.push(Update(unit, [gradients.get(number) for number in range(len(self._staged))], settings))
+        # A captured state has an update only if its rows are there: those of a unit that is made again change nothing.
+        rows = [table.store.sent() for table in self._tables]
+        exchange.push(Update(unit, [gradients.get(number) for number in range(len(self._staged))], settings, rows))
 
     # ---- the end
 

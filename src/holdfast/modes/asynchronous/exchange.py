@@ -38,11 +38,13 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Update:
-    """Of one of this worker's steps. `unit`: whose data it is of."""
+    """Of one of this worker's steps. `unit`: whose data it is of. `after`: what waits for what is to be acknowledged
+    before, the rows of the same step."""
 
     unit: int
     gradients: Sequence[torch.Tensor | None]
     settings: Sequence[Settings]
+    after: Sequence[Callable[[], None]] = ()
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,9 @@ class UpdateExchange:
             self._wanted = job
 
     def _push(self, update: Update) -> None:
+        with self._at("the servers to acknowledge its rows"):
+            for wait in update.after:
+                wait()
         ticket = self._servers.push(
             update.gradients, update.settings, clock=self.clock + 1, copy=False, compressor=self._compressor
         )
