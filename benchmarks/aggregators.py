@@ -44,7 +44,10 @@ from typing import Any
 from arguments import conclude, listed
 
 COLUMNWISE = ("median", "trimmed-mean")
-DISTANCES = ("krum", "multi-krum", "bulyan", "geometric-median", "centered-clipping", "mda", "caf", "nnm+trimmed-mean")
+DISTANCES = (
+    *("krum", "multi-krum", "bulyan", "geometric-median", "centered-clipping", "mda", "caf"),
+    *("nnm+trimmed-mean", "distinct+centered-clipping"),
+)
 RULES = ("mean", *COLUMNWISE, "meamed", *DISTANCES)
 PEERS = ("byzfl", "byzpy", "flwr")
 SUMS_MAX = {**dict.fromkeys(COLUMNWISE, 4.0), **dict.fromkeys(DISTANCES, 25.0)}  # the bars, at n = 20
@@ -205,7 +208,7 @@ def resident(field: str) -> int:
 
 def offered(who: str, rule: str, n: int) -> bool:
     rules = {
-        "byzfl": set(RULES) - {"bulyan"},
+        "byzfl": set(RULES) - {"bulyan", "distinct+centered-clipping"},
         "byzpy": {
             "median",
             "trimmed-mean",

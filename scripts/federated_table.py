@@ -7,8 +7,9 @@
 
 A table of which no seed is done stays on the page as it is.
 
-Bars, with data alike and a fifth of the clients hostile: `nnm+trimmed-mean` stays within 3 points of the attack-free
-mean under every attack, and the plain mean falls by more than 20 under one of them.
+Bars, with a fifth of the clients hostile: with data alike `nnm+trimmed-mean`, and with skewed labels and twenty local
+steps `distinct+centered-clipping`, stay within 3 points of the attack-free mean under every published attack, and the
+plain mean falls by more than 20 under one of them. `apart` is ours, made against `distinct`: shown, not barred.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ from pathlib import Path
 
 import torch
 
+from holdfast.byzantine.attacks import Apart
 from holdfast.byzantine.federation.choices import Choices, shown
 from holdfast.byzantine.federation.data import load
 from holdfast.byzantine.federation.rounds import ALL_ATTACKS, NONE, Settings
 from holdfast.byzantine.rules.words import LAST
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "robustness.md"
-AGGREGATORS = (*LAST, "nnm+trimmed-mean", "arc+nnm+trimmed-mean")
+AGGREGATORS = (*LAST, "nnm+trimmed-mean", "arc+nnm+trimmed-mean", "distinct+centered-clipping")
 ATTACKS = (NONE, *ALL_ATTACKS)
+PUBLISHED = tuple(attack for attack in ATTACKS if attack != Apart.word)
 SEEDS = (0, 1, 2, 3, 4)
 WITHIN, FALLS = 0.03, 0.20
-STEADY = "nnm+trimmed-mean"
 # Federated averaging: a client trains for a while before it sends how far it came.
 AVERAGED = Settings(dirichlet=0.1, rounds=100, local_steps=20, hidden=128)
-AVERAGED_AGGREGATORS = ("mean", "nnm+trimmed-mean", "centered-clipping", "caf")
+AVERAGED_AGGREGATORS = ("mean", "nnm+trimmed-mean", "centered-clipping", "caf", "distinct+centered-clipping")
 BEGIN = "<!-- tables: written by scripts/federated_table.py -->"
 END = "<!-- tables: end -->"
 
@@ -48,6 +50,7 @@ class Table:
     settings: Settings
     aggregators: Sequence[str] = AGGREGATORS
     note: str = ""
+    steady: str = ""  # which rule the bar is for
 
     def choices(self, directory: Path) -> tuple[Choices, Path]:
         choices = Choices(self.settings, "digits", self.aggregators, ATTACKS, SEEDS).validate()
@@ -57,7 +60,7 @@ class Table:
 
 
 TABLES = (
-    Table("alike", "Data alike", Settings()),
+    Table("alike", "Data alike", Settings(), steady="nnm+trimmed-mean"),
     Table("skewed", "Labels skewed (Dirichlet 0.1)", Settings(dirichlet=0.1)),
     Table(
         "averaged",
@@ -65,6 +68,7 @@ TABLES = (
         AVERAGED,
         AVERAGED_AGGREGATORS,
         " `holdfast federate --dirichlet 0.1 --rounds 100 --local-steps 20 --hidden 128`.",
+        "distinct+centered-clipping",
     ),
 )
 
@@ -96,21 +100,21 @@ def section(table: Table, choices: Choices | None, page: str) -> str:
     return f"## {title}\n\n{seeds}\n\n{written(choices)}\n\n"
 
 
-def missed(choices: Choices) -> list[str]:
+def missed(table: Table, choices: Choices) -> list[str]:
     if not choices.seeds:
-        return ["no seed is computed"]
+        return [f"{table.name}: no seed is computed"]
     free = choices.accuracy("mean", NONE)
-    steady = {attack: choices.accuracy(STEADY, attack) for attack in ATTACKS}
-    means = [choices.accuracy("mean", attack) for attack in ATTACKS]
+    steady = {attack: choices.accuracy(table.steady, attack) for attack in PUBLISHED}
+    means = [choices.accuracy("mean", attack) for attack in PUBLISHED]
     if free is None or None in means or None in steady.values():
-        return ["not all cells are computed"]
+        return [f"{table.name}: not all cells are computed"]
     found = [
-        f"{STEADY} under {attack}: {value:.3f}, and the attack-free mean {free:.3f}"
+        f"{table.name}: {table.steady} under {attack}: {value:.3f}, and the attack-free mean {free:.3f}"
         for attack, value in steady.items()
         if value is not None and value < free - WITHIN
     ]
     if min(value for value in means if value is not None) > free - FALLS:
-        found.append("the mean does not fall")
+        found.append(f"{table.name}: the mean does not fall")
     return found
 
 
@@ -136,7 +140,8 @@ def main() -> int:
         print("not all is computed yet: start it again", file=sys.stderr)
         return 1
     write_page({name: finished(choices) for name, (choices, _) in all_of.items()})
-    bad = missed(finished(all_of["alike"][0])) if "alike" in all_of else []
+    barred = [(table, finished(all_of[table.name][0])) for table in asked if table.steady]
+    bad = [line for table, choices in barred for line in missed(table, choices)]
     for line in bad:
         print(f"missed: {line}", file=sys.stderr)
     return 1 if bad and options.check else 0

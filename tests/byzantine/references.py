@@ -125,6 +125,16 @@ def adaptively_clipped(x: Array, f: int) -> Array:
     return clipped(x, lengths[len(x) - int(2 * f * (len(x) - f) / len(x)) - 1])
 
 
+def distinct_mean(x: Array, f: int) -> Array:
+    unit, n = x / np.linalg.norm(x, axis=1)[:, None], len(x)
+    apart = [[1.0 - float(unit[i] @ unit[j]) for j in range(n)] for i in range(n)]
+    pairs = sorted((apart[i][j] for i in range(n) for j in range(i)), reverse=True)
+    usual = pairs[(len(pairs) - 1) // 2] if pairs else 1.0
+    alike = [sum(1.0 if i == j else max(0.0, 1.0 - apart[i][j] / (0.1 * usual)) for j in range(n)) for i in range(n)]
+    weights = 1.0 / np.array(alike)
+    return weights @ x / weights.sum()
+
+
 RULES: dict[str, Callable[[Array, int], Array]] = {
     "mean": mean,
     "median": median,
@@ -136,6 +146,7 @@ RULES: dict[str, Callable[[Array, int], Array]] = {
     "mda": mda,
     "centered-clipping": centered_clipping,
     "caf": caf,
+    "distinct+mean": distinct_mean,
     "nnm+trimmed-mean": lambda x, f: trimmed_mean(mixed(x, f), f),
     "nnm+median": lambda x, f: median(mixed(x, f), f),
     "nnm+krum": lambda x, f: krum(mixed(x, f), f),

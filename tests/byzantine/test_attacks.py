@@ -10,6 +10,7 @@ import torch
 from holdfast.byzantine import Mean, Rule, parse
 from holdfast.byzantine.attacks import (
     ATTACKS,
+    Apart,
     Attack,
     BackdoorTrigger,
     Doubled,
@@ -102,6 +103,18 @@ def test_min_max_and_min_sum_go_as_far_as_they_may() -> None:
     assert torch.equal(MinMax()(alike, 2), torch.ones(2, 3))
 
 
+def test_attackers_that_keep_apart_push_together() -> None:
+    honest = honest_updates()
+    mean, length = honest.double().mean(dim=0), honest.double().norm(dim=1).median()
+    for likeness in (0.0, 0.5, 1.0):
+        made = Apart(likeness)(honest.double(), F)
+        assert torch.allclose(made.norm(dim=1), length.expand(F))
+        cosines = torch.nn.functional.cosine_similarity(made[None], made[:, None], dim=-1)
+        expected = torch.full((F, F), likeness, dtype=torch.float64).fill_diagonal_(1.0)
+        assert torch.allclose(cosines, expected, atol=1e-9)
+        assert torch.nn.functional.cosine_similarity(made.sum(dim=0), -mean, dim=0) == pytest.approx(1.0)
+
+
 def harm(rule: Rule, honest: torch.Tensor, hostile: torch.Tensor) -> float:
     value = rule.aggregate(torch.cat([honest, hostile]), len(hostile)).value
     assert isinstance(value, torch.Tensor)
@@ -145,6 +158,7 @@ def test_attacks_that_make_no_sense_get_one_sentence() -> None:
         (lambda: BackdoorTrigger(1).stamp(torch.zeros(4, 4)), "images are"),
         (lambda: ModelReplacement(torch.zeros(3))(torch.zeros(2, 2), 1), "the target is"),
         (lambda: NaNBomb(0), "numbers=0"),
+        (lambda: Apart(1.5), "likeness=1.5"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             ask()
@@ -199,7 +213,9 @@ def test_an_attack_ruins_the_mean_and_mixing_with_trimming_stands(word: str) -> 
     assert problem.accuracy(STANDS, RUINOUS[word]) >= clean - 0.03
 
 
-@pytest.mark.parametrize("word", ["alie", "mimic", "min-max", "min-sum", "dropped", "doubled", "nan", "alie*", "ipm*"])
+@pytest.mark.parametrize(
+    "word", ["alie", "mimic", "min-max", "min-sum", "dropped", "doubled", "nan", "apart", "alie*", "ipm*"]
+)
 def test_mixing_with_trimming_stands_against_the_others_too(word: str) -> None:
     """These do less to the mean of so easy a problem; NaN would end it, and is taken out by every rule of ours."""
     problem = Problem()

@@ -138,6 +138,7 @@ x[3] *= 7.0
 x[5] = 2.5
 words = ["mean", "median", "trimmed-mean", "meamed", "geometric-median", "krum", "multi-krum", "bulyan", "mda", "caf"]
 words += ["centered-clipping", "nnm+trimmed-mean", "arc+nnm+krum", "bucketing:2+median", "clip:50+mean"]
+words += ["distinct+centered-clipping"]
 for threads in (1, 2):
     torch.set_num_threads(threads)
     digest = hashlib.sha256()

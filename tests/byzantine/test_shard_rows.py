@@ -21,7 +21,7 @@ HOSTILE = (3, 7)
 SIZE = 50_000  # of the largest gradient: several blocks of inner products
 RULES = (
     *("median", "trimmed-mean", "meamed", "mda", "krum", "geometric-median", "centered-clipping", "caf"),
-    *("nnm+trimmed-mean", "arc+nnm+median", "bucketing:2+median", "mean"),
+    *("nnm+trimmed-mean", "arc+nnm+median", "bucketing:2+median", "mean", "distinct+centered-clipping"),
 )
 BUFFERS = 3
 

@@ -42,6 +42,7 @@ WORDS = [
     "bucketing:2+geometric-median",
     "arc+nnm+median",
     "clip:5+krum",
+    "distinct+centered-clipping",
 ]
 
 

@@ -10,7 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.byzantine.rules.before import AdaptiveClipping, Bucketing, Clipping, NearestNeighbourMixing
+    from holdfast.byzantine.rules.before import (
+        AdaptiveClipping,
+        Bucketing,
+        Clipping,
+        DistinctUpdates,
+        NearestNeighbourMixing,
+    )
     from holdfast.byzantine.rules.centres import CenteredClipping, CovarianceFilter, GeometricMedian, Mean
     from holdfast.byzantine.rules.columns import MeaMed, Median, TrimmedMean
     from holdfast.byzantine.rules.momentum import WorkerMomentum
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.byzantine.updates import Blocks, mapped
 
 _ROOMS = {
-    "rules.before": ("AdaptiveClipping", "Bucketing", "Clipping", "NearestNeighbourMixing"),
+    "rules.before": ("AdaptiveClipping", "Bucketing", "Clipping", "DistinctUpdates", "NearestNeighbourMixing"),
     "rules.centres": ("CenteredClipping", "CovarianceFilter", "GeometricMedian", "Mean"),
     "rules.columns": ("MeaMed", "Median", "TrimmedMean"),
     "rules.momentum": ("WorkerMomentum",),
@@ -40,6 +46,7 @@ __all__ = [
     "CenteredClipping",
     "Clipping",
     "CovarianceFilter",
+    "DistinctUpdates",
     "GeometricMedian",
     "Krum",
     "MeaMed",

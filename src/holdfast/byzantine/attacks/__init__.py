@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.byzantine.attacks.blind import Doubled, Dropped, Gaussian, NaNBomb, SignFlip
     from holdfast.byzantine.attacks.colluding import (
+        Apart,
         InnerProduct,
         LittleIsEnough,
         Mimic,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "blind": ("Doubled", "Dropped", "Gaussian", "NaNBomb", "SignFlip"),
-    "colluding": ("InnerProduct", "LittleIsEnough", "Mimic", "MinMax", "MinSum", "ModelReplacement"),
+    "colluding": ("Apart", "InnerProduct", "LittleIsEnough", "Mimic", "MinMax", "MinSum", "ModelReplacement"),
     "data": ("BackdoorTrigger", "LabelFlip"),
     "optimising": ("Optimised", "Split"),
     "port": ("Attack", "Knowledge"),
@@ -36,6 +37,7 @@ _HOMES = {name: f"holdfast.byzantine.attacks.{room}" for room, names in _ROOMS.i
 
 __all__ = [
     "ATTACKS",
+    "Apart",
     "Attack",
     "BackdoorTrigger",
     "Doubled",

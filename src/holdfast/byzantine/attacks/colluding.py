@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -181,6 +182,35 @@ class ModelReplacement(Attack):
                 f"the target is {tuple(target.shape)}, and an update {tuple(mean.shape)}", hint="flatten it"
             )
         return alike(((target * (len(honest) + f) - mean * len(honest)) / f).to(honest.dtype), f)
+
+
+@dataclass(frozen=True)
+class Apart(Attack):
+    """Each points against the honest mean and somewhere else besides, as long as the median honest update, so that no
+    two attackers are alike: their cosine is `likeness`, 0 for a right angle, and what they add up to points straight
+    against the mean. Against rules that take copies for one; ours.
+    """
+
+    likeness: float = 0.8
+    word: ClassVar[str] = "apart"
+    knowledge: ClassVar[Knowledge] = Knowledge.OTHERS
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.likeness <= 1.0:
+            raise ConfigError(f"likeness={self.likeness!r} is no cosine between attackers", hint="0 to 1")
+
+    def hostile(self, honest: torch.Tensor, f: int, generator: torch.Generator) -> torch.Tensor:
+        mean, length = honest.double().mean(dim=0), honest.double().norm(dim=1).median()
+        against = -mean / mean.norm().clamp(min=torch.finfo(torch.float64).tiny)
+        if not 1 < f < honest.shape[1]:
+            return alike((against * length).to(honest.dtype), f)
+        noise = torch.randn(honest.shape[1], f, generator=generator, dtype=torch.float64)
+        sides = torch.linalg.qr(noise - torch.outer(against, against @ noise)).Q.T
+        sides = sides - sides.mean(dim=0)  # the corners of a simplex: together they come to nothing
+        sides = sides / sides.norm(dim=1, keepdim=True)
+        share = (1.0 + (f - 1) * self.likeness) / f
+        made: torch.Tensor = (math.sqrt(share) * against + math.sqrt(1.0 - share) * sides) * length
+        return made.to(honest.dtype)
 
 
 def _squared_among(honest: torch.Tensor) -> torch.Tensor:

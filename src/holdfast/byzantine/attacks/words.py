@@ -6,7 +6,15 @@ import difflib
 from collections.abc import Callable, Mapping
 
 from holdfast.byzantine.attacks.blind import Doubled, Dropped, Gaussian, NaNBomb, SignFlip
-from holdfast.byzantine.attacks.colluding import InnerProduct, LittleIsEnough, Mimic, MinMax, MinSum, ModelReplacement
+from holdfast.byzantine.attacks.colluding import (
+    Apart,
+    InnerProduct,
+    LittleIsEnough,
+    Mimic,
+    MinMax,
+    MinSum,
+    ModelReplacement,
+)
 from holdfast.byzantine.attacks.optimising import Optimised, Split
 from holdfast.byzantine.attacks.port import Attack
 from holdfast.byzantine.rules.columns import TrimmedMean
@@ -28,6 +36,7 @@ ATTACKS: Mapping[str, Callable[[], Attack]] = {
         Doubled,
         NaNBomb,
         Split,
+        Apart,
     )
 }
 SEARCHED: Mapping[str, Callable[[Rule], Attack]] = {

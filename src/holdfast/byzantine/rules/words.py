@@ -7,7 +7,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 
-from holdfast.byzantine.rules.before import AdaptiveClipping, Bucketing, Clipping, NearestNeighbourMixing
+from holdfast.byzantine.rules.before import (
+    AdaptiveClipping,
+    Bucketing,
+    Clipping,
+    DistinctUpdates,
+    NearestNeighbourMixing,
+)
 from holdfast.byzantine.rules.centres import CenteredClipping, CovarianceFilter, GeometricMedian, Mean
 from holdfast.byzantine.rules.columns import MeaMed, Median, TrimmedMean
 from holdfast.byzantine.rules.port import Rule
@@ -35,6 +41,7 @@ BEFORE: Mapping[str, Callable[[str, Rule], Rule]] = {
     "bucketing": lambda number, then: Bucketing(size=int(number or 2), then=then),
     "clip": lambda number, then: Clipping(norm=float(number or 1.0), then=then),
     "arc": lambda number, then: AdaptiveClipping(then=then),
+    "distinct": lambda number, then: DistinctUpdates(then=then),
 }
 NUMBERED = {"bucketing", "clip", "centered-clipping"}
 
