@@ -25,10 +25,11 @@ def __getattr__(name: str) -> Any:
     try:
         home = import_module("holdfast.integrations.keras.distributing")
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("keras", "tensorflow", "jax"):
+        package = (error.name or "").split(".")[0]
+        if package not in ("keras", "tensorflow", "jax"):
             raise
         raise ConfigError(
-            f"holdfast.integrations.keras.{name} needs Keras 3, and there is no {error.name} here",
+            f"holdfast.integrations.keras.{name} needs Keras 3, and there is no {package} here",
             hint="pip install 'holdfast[keras]', and with it tensorflow-cpu or jax if Keras is to compute with them",
         ) from error
     return getattr(home, name)

@@ -24,10 +24,11 @@ def __getattr__(name: str) -> Any:
     try:
         home = import_module("holdfast.integrations.tensorflow.joining")
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("tensorflow", "keras"):
+        package = (error.name or "").split(".")[0]
+        if package not in ("tensorflow", "keras"):
             raise
         raise ConfigError(
-            f"holdfast.integrations.tensorflow.{name} needs TensorFlow, and there is no {error.name} here",
+            f"holdfast.integrations.tensorflow.{name} needs TensorFlow, and there is no {package} here",
             hint="pip install 'holdfast[tensorflow]'",
         ) from error
     return getattr(home, name)
