@@ -53,6 +53,7 @@ def test_each_finds_who_has_registered_before_or_after_it_asked(place: MeetingPl
 
 def test_who_does_not_come_is_named(place: MeetingPlace) -> None:
     client = ComputeClient(place)
+    client.register_dispatcher(10, "grpc://localhost:10")
     with pytest.raises(ConfigError, match=r"dispatcher 1 did not register within 0\.05 s"):
         client.wait_for_dispatcher_registration(1, 0.05)
     client.register_worker_for_dispatcher(1, 0)

@@ -80,10 +80,10 @@ class ComputeClient:
         self._place = place
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
-        self._put(f"dispatcher/{dispatcher_id}", {"address": dispatcher_address})
+        self._put(f"dispatcher/{dispatcher_id}/address", {"address": dispatcher_address})
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
-        found = self._wait(f"dispatcher/{dispatcher_id}", 1, timeout, f"dispatcher {dispatcher_id}")
+        found = self._wait(f"dispatcher/{dispatcher_id}/", 1, timeout, f"dispatcher {dispatcher_id}")
         return str(found[0]["address"])
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
