@@ -133,7 +133,7 @@ soak: install
 	$(BIN)/python -m tests.harness.simulator --schedules 1000000
 	$(BIN)/python -m tests.harness.runtime --schedules 20000
 	HOLDFAST_DRILLS=all $(BIN)/python -m pytest tests/drills tests/end_to_end/test_torchrun.py tests/end_to_end/test_slurm.py \
-	  tests/integrations/huggingface tests/integrations/lightning tests/integrations/ray
+	  tests/integrations/huggingface tests/integrations/lightning tests/integrations/ray tests/integrations/variables
 
 # Every shape of models, optimizers, data and scripts that we know, alone, with three workers and with faults; nightly, about
 # 15 minutes on a quiet machine. zoo.json has the results, from which docs/reference/supported.md is written.

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--batch", type=int, default=512, help="samples of a step; a shard has an eighth of them")
     parser.add_argument("--steps", type=int, default=8, help="in an epoch")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=16, help="the best counts: others may want the processor, too")
     options = parser.parse_args()
     keras.utils.set_random_seed(0)
     rng = numpy.random.default_rng(0)

@@ -56,6 +56,8 @@ def test_slots_of_this_host_and_of_no_other() -> None:
         (["-np", "2", "--max-np", "0", "train.py"], "--max-np is 0"),
         (["-np", "2", "-H", "localhost:2", "--host-discovery-script", "x", "train.py"], "both say which hosts"),
         (["-np", "2", "--host-discovery-script", "/nowhere/x", "train.py"], "cannot be run"),
+        (["-np", "2", "--hostfile", "/nowhere/x", "train.py"], "--hostfile /nowhere/x cannot be read"),
+        (["-np", "2", "--hostfile", "x", "-H", "localhost:2", "train.py"], "-H and --hostfile both say which hosts"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_and_exit_code_2(
@@ -63,6 +65,17 @@ def test_what_is_wrong_is_one_sentence_and_exit_code_2(
 ) -> None:
     assert main(["horovodrun", *words]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_host_file_has_slots_of_this_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# ours\nlocalhost slots=2\n127.0.0.1 slots = 1\n")
+    line = ["horovodrun", "-np", "4", "--hostfile", str(hosts), "train.py"]
+    assert main(line) == 2
+    assert "-np 4 workers do not fit into 3 slots" in capsys.readouterr().err
+    hosts.write_text("localhost slots=many\n")
+    assert main(line) == 2
+    assert "has the line 'localhost slots=many'" in capsys.readouterr().err
 
 
 def test_a_script_runs_by_itself_after_install(tmp_path: Path) -> None:
@@ -83,10 +96,12 @@ def test_a_script_runs_by_itself_after_install(tmp_path: Path) -> None:
 def test_a_job_line_of_horovodrun_starts_the_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PRINTS)
     line = ["-np", "2", "-H", "localhost:2", "--blacklist-cooldown-range", "1", "2", "--dir", str(tmp_path)]
+    line += ["--gloo", "--network-interface", "lo", "--cycle-time-ms", "5", "--disable-cache", "--stall-check"]
     done = run("horovodrun", *line, "python", "train.py", "-x", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rank 0 of 2 ['-x']" in done.stdout and "rank 1 of 2 ['-x']" in done.stdout
     assert "--blacklist-cooldown-range has no effect" in done.stderr
+    assert "without effect here: --network-interface, --cycle-time-ms, --disable-cache\n" in done.stderr
 
 
 @pytest.mark.processes

@@ -55,6 +55,7 @@ def test_with_a_tape_any_rank_may_be_lost_stopped_or_added(run: Watched) -> None
 @pytest.mark.parametrize("run", [(2, "elastic_keras.py", "100000", "0.02")], indirect=True, ids=["fit"])
 def test_fit_goes_on_when_a_rank_is_lost_stopped_or_added(run: Watched) -> None:
     lose(run, 0, signal.SIGKILL, size=2)
+    lose(run, 1, signal.SIGKILL, size=2)
     lose(run, 1, signal.SIGSTOP, size=2)
     run.wait_for(2)
     run.scale(3)

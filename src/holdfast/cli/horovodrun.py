@@ -23,7 +23,20 @@ ASK_S = 1.0
 SCRIPT_S = 30.0  # as long as a discovery script may take
 HERE = ("localhost", "127.0.0.1", "::1")
 ELSEWHERE = "give `holdfast run --ledger etcd://HOST:2379 --keys DIR --run NAME --horovod --workers N` on each host"
+WITH_A_VALUE = """
+start-timeout elastic-timeout gloo-timeout-seconds network-interface network-interfaces output-filename log-level
+fusion-threshold-mb cycle-time-ms cache-capacity num-nccl-streams thread-affinity stall-check-shutdown-time-seconds
+autotune-log-file autotune-warmup-samples autotune-steps-per-sample autotune-bayes-opt-max-samples
+autotune-gaussian-process-noise"""  # options of horovodrun that have no effect here
+WITHOUT_ONE = """
+gloo mpi tcp verbose disable-cache autotune no-autotune hierarchical-allreduce no-hierarchical-allreduce
+hierarchical-allgather no-hierarchical-allgather torus-allreduce no-torus-allreduce timeline-mark-cycles
+no-timeline-mark-cycles mpi-threads-disable no-mpi-threads-disable log-with-timestamp log-without-timestamp
+prefix-output-with-timestamp stall-check"""
+WHO = ("-H", "--hostfile", "--host-discovery-script")  # say which hosts there are
+UNTOLD = {"gloo", "mpi", "verbose", "stall-check", "timeline-mark-cycles"}  # it is so anyway, or has an effect
 _PYTHON = re.compile(r"python[\d.]*")
+_HOST_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d+)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,10 +52,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reset-limit", type=int, metavar="N", help="how often the world may form anew")
     add("--blacklist-cooldown-range", nargs=2, type=int, metavar="S", help="accepted; one host is not blacklisted")
     add("--timeline-filename", metavar="FILE", help="write a Chrome trace of rank 0's collectives")
-    add("--gloo", action="store_true", help="accepted; neither gloo nor MPI is used")
-    add("--verbose", action="store_true", help="accepted")
+    add(
+        "--stall-check-warning-time-seconds",
+        dest="stall_s",
+        type=int,
+        metavar="S",
+        help="tell of a late rank after so long",
+    )
+    add("-hostfile", "--hostfile", metavar="FILE", help="lines HOST slots=N, in the place of -H")
     add("--dir", metavar="DIR", help="where runs are kept")
     add("--run", metavar="NAME", help="the run's name")
+    for name in WITH_A_VALUE.split():
+        add(f"--{name}", metavar="X", help=argparse.SUPPRESS)
+    for name in WITHOUT_ONE.split():
+        add(f"--{name}", action="store_true", help=argparse.SUPPRESS)
     add("words", nargs=argparse.REMAINDER, metavar="command", help="the script and its arguments")
 
 
@@ -107,13 +130,30 @@ def _workers(options: argparse.Namespace, slots: int | None) -> int:
 
 def _slots(options: argparse.Namespace) -> int | None:
     """Of this host, by -H or by the discovery script."""
-    if options.hosts and options.host_discovery_script:
-        raise ConfigError("-H and --host-discovery-script both say which hosts there are", hint="leave one out")
+    values = (options.hosts, options.hostfile, options.host_discovery_script)
+    given = [flag for flag, value in zip(WHO, values, strict=True) if value]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} both say which hosts there are", hint="leave one out")
     if options.hosts:
         return slots_here(options.hosts.split(","), options.slots or 1)
+    if options.hostfile:
+        return slots_here(_lines_of(options.hostfile), options.slots or 1)
     if options.host_discovery_script:
         return max(1, discover(options.host_discovery_script, options.slots or 1))
     return None
+
+
+def _lines_of(hostfile: str) -> list[str]:
+    """A host file's lines, HOST slots=N, as -H has them."""
+    try:
+        lines = [line.partition("#")[0].strip() for line in Path(hostfile).read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--hostfile {hostfile} cannot be read: {error}", hint="give lines HOST slots=N") from error
+    found = [(line, _HOST_LINE.fullmatch(line)) for line in lines if line]
+    for line, match in found:
+        if match is None and len(line.split()) > 1:
+            raise ConfigError(f"--hostfile {hostfile} has the line {line!r:.80}", hint="give lines HOST slots=N")
+    return [f"{match[1]}:{match[2]}" if match else line for line, match in found]
 
 
 def slots_here(lines: Sequence[str], usual: int) -> int:
@@ -157,12 +197,20 @@ def _tell(options: argparse.Namespace) -> None:
         os.environ["HOLDFAST_HOROVOD_RESET_LIMIT"] = str(options.reset_limit)
     if options.timeline_filename:
         os.environ["HOROVOD_TIMELINE"] = str(Path(options.timeline_filename).resolve())
+    if options.timeline_mark_cycles:
+        os.environ["HOROVOD_TIMELINE_MARK_CYCLES"] = "1"
+    if options.stall_s is not None:
+        os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = str(options.stall_s)
     if options.blacklist_cooldown_range:
         print(
             "holdfast: --blacklist-cooldown-range has no effect: a slot whose worker failed is started again after "
             "0.5 s, then 1 s, up to 30 s",
             file=sys.stderr,
         )
+    named = [name for name in f"{WITH_A_VALUE} {WITHOUT_ONE}".split() if name not in UNTOLD]
+    given = [f"--{name}" for name in named if getattr(options, name.replace("-", "_"))]
+    if given:
+        print(f"holdfast: without effect here: {', '.join(given)}", file=sys.stderr)
 
 
 def _follow(options: argparse.Namespace, name: str, workers: int) -> None:

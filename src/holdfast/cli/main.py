@@ -194,9 +194,12 @@ def _version() -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from holdfast.placement import horovod_names
     from holdfast.placement.directory import home_directory
 
     words, module = script_of(options)
+    if module and words and options.horovod:
+        words[0] = horovod_names.ours(words[0])
     if not words and options.servers is not None and options.workers in (None, "0"):
         options.workers = "0"  # this host only serves: its servers need no script
     elif not words:

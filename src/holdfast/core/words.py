@@ -24,6 +24,7 @@ KEY_CHECKPOINT = "checkpoint"  # {"step": N, "uri": ...}: the newest that is com
 KEY_STOP = "stop"  # {"reason": ...}: finish the step and leave in order
 KEY_SAVE = "save"  # {"reason": ..., "at": ...}: save after the next step; each change of it asks once
 KEY_SCRIPT_ENDED = "script-ended"  # {"worker": ...}: of a run of collectives; who comes later is not needed
+KEY_DATA_SERVICE = "data-service/"  # + what: dispatchers and workers of Horovod's data service, and that it is over
 KEY_DONE = "done"  # {"step": N, "digest": ...}: the run is finished
 KEY_LIARS = "liar/"  # + id: {"step": N, "what": ..., "host": ...}: the others found this worker's bits wrong
 KEY_REWINDS = "rewinds"  # how often the run went back, how far, and which steps it passes: core/rewinds.py

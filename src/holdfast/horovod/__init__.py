@@ -11,6 +11,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from holdfast.core.errors import ConfigError
 from holdfast.placement.horovod_names import install as install
 
-__all__ = ["install"]
+__all__ = ["install", "run"]
+
+
+def run(*args: Any, **kwargs: Any) -> None:
+    """ConfigError: a script is started from outside, and does not start itself."""
+    raise ConfigError(
+        "horovod.run, which starts workers from within a script, is not there",
+        hint="start the script: holdfast horovodrun -np 2 python train.py; or a function with holdfast.launch",
+    )

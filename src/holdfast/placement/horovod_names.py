@@ -33,14 +33,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != THEIRS and not name.startswith(f"{THEIRS}."):
-            return None
-        if importlib.util.find_spec(_ours(name)) is None:
+        if ours(name) == name or importlib.util.find_spec(ours(name)) is None:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        module = importlib.import_module(_ours(spec.name))
+        module = importlib.import_module(ours(spec.name))
         self._kept = {name: getattr(module, name, None) for name in ("__spec__", "__loader__", "__package__")}
         return module
 
@@ -50,5 +48,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             setattr(module, name, value)
 
 
-def _ours(name: str) -> str:
-    return OURS + name[len(THEIRS) :]
+def ours(name: str) -> str:
+    """Our module's name for one of theirs; any other name as it is."""
+    return OURS + name[len(THEIRS) :] if name == THEIRS or name.startswith(f"{THEIRS}.") else name

@@ -1,7 +1,11 @@
-"""TensorFlow loops and Keras' fit under real faults: one worker's weights and history, whatever happens to three."""
+"""TensorFlow loops and Keras' fit under real faults: one worker's weights and history, whatever happens to three.
+
+The drills that hold are part of `make soak`: HOLDFAST_DRILLS=all.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +20,7 @@ DEADLINE_S = 120.0
 STEPS, STEPS_PER_EPOCH = 48, 6
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
 LEASE = ["--lease", "30"]  # a function is traced in one go, and the machine may be busy
+long = pytest.mark.skipif(os.environ.get("HOLDFAST_DRILLS") != "all", reason="a long test: HOLDFAST_DRILLS=all")
 WAYS = [("loop", "tensorflow"), ("fit", "tensorflow"), ("fit", "jax"), ("fit", "torch")]
 
 
@@ -93,3 +98,14 @@ def test_a_drill_finds_a_planted_nondeterminism(
     said = done.stdout + done.stderr
     assert "not exact: the gradient of" in said and "when the shard is computed again" in said
     assert "os.urandom(1)" in said, "the line is named"
+
+
+@long
+@pytest.mark.parametrize(("how", "backend"), WAYS)
+def test_a_drill_with_kills_holds(how: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(backend, monkeypatch)
+    options = ["--workers", "2", "--spares", "0", "--for", "8s", "--kill-every", "3s", "--seed", "1"]
+    options += ["--report", str(tmp_path / "drill.html")]
+    script = [TRAINING, how, "--steps", "900", "--pause", "0.02"]
+    done = holdfast("drill", *options, "--", *script, home=tmp_path, deadline_s=DEADLINE_S)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

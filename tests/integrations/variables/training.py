@@ -1,6 +1,6 @@
 """The same small model as a TensorFlow loop and by Keras' fit: what the end-to-end tests kill, join, stop and resume.
 
-    python training.py loop | fit [--steps 14] [--gate FILE] [--planted]
+    python training.py loop | fit [--steps 14] [--gate FILE] [--planted] [--pause SECONDS]
 
 Prints the history of its metrics and the digest of its weights. With --planted each shard's loss is another each time.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def train_in_a_loop(options: argparse.Namespace) -> None:
     compute = shard if options.planted else tf.function(shard)
     for step in run.steps(options.steps):
         wait_at(options.gate, WORKER, step.number)
+        time.sleep(options.pause)
         for x, y in step:
             loss, gradients = compute(x, y)
             step.gradients(gradients)
@@ -80,12 +82,14 @@ def train_in_a_loop(options: argparse.Namespace) -> None:
 class Waiting(keras.callbacks.Callback):  # type: ignore[misc]
     """At the gate before every step."""
 
-    def __init__(self, gate: Path | None) -> None:
+    def __init__(self, gate: Path | None, pause_s: float) -> None:
         super().__init__()
         self._gate = gate
+        self._pause_s = pause_s
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         wait_at(self._gate, WORKER, int(self.model.optimizer.iterations))
+        time.sleep(self._pause_s)
 
 
 def train_by_fit(options: argparse.Namespace) -> None:
@@ -106,7 +110,7 @@ def train_by_fit(options: argparse.Namespace) -> None:
         epochs=options.steps // STEPS_PER_EPOCH,
         validation_split=0.25,
         callbacks=[
-            Waiting(options.gate),
+            Waiting(options.gate, options.pause),
             keras.callbacks.ReduceLROnPlateau(monitor="val_loss", patience=0, min_delta=10.0, factor=0.5),
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
         ],
@@ -120,6 +124,7 @@ def main() -> None:
     parser.add_argument("how", choices=["loop", "fit"])
     parser.add_argument("--steps", type=int, default=18)
     parser.add_argument("--gate", type=Path)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
     parser.add_argument("--planted", action="store_true")
     options = parser.parse_args()
     (train_in_a_loop if options.how == "loop" else train_by_fit)(options)

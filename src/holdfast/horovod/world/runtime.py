@@ -118,6 +118,11 @@ class Runtime:
         return self._world
 
     @property
+    def lines(self) -> Lines | None:
+        """This worker's lines to its run. None: it is by itself, or has not called init."""
+        return self._lines
+
+    @property
     def members(self) -> tuple[str, ...]:
         """The workers of this world, or of none."""
         view = self._world.view if self._world is not None else None
