@@ -17,18 +17,28 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import accelerate
+import numpy
 import torch
 import transformers
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast.integrations.huggingface as on_huggingface
 from holdfast import ConfigError
+from holdfast.data import Stream, Tokens
 from holdfast.integrations.huggingface import distribute, run_of
-from tests.integrations.huggingface.training import data, model
+from tests.integrations.huggingface.training import LENGTH, WORDS, data, model
 from tests.integrations.pages import run_examples
 
 
-def trained(*, plain: bool = False, resume: Any = None, shards: int | None = None, home: str = "", **named: Any) -> Any:
+def trained(
+    *,
+    plain: bool = False,
+    resume: Any = None,
+    shards: int | None = None,
+    home: str = "",
+    rows: Any = None,
+    **named: Any,
+) -> Any:
     with tempfile.TemporaryDirectory() as directory:
         arguments = {
             "output_dir": home or directory,
@@ -45,7 +55,7 @@ def trained(*, plain: bool = False, resume: Any = None, shards: int | None = Non
         trainer = transformers.Trainer(
             model=model(0.0),
             args=transformers.TrainingArguments(**{**arguments, **named}),
-            train_dataset=data(),
+            train_dataset=data() if rows is None else rows,
             eval_dataset=data()[:20],
         )
         trainer.remove_callback(transformers.PrinterCallback)
@@ -103,6 +113,20 @@ def case_every_sample_of_an_epoch_is_used_once() -> None:
         for number in plan.indices(step, shard)
     ]
     assert sorted(used) == list(range(64)) and trainer.state.global_step == 7
+
+
+def case_a_stream_of_token_files() -> None:
+    with tempfile.TemporaryDirectory() as home:
+        for number in range(2):
+            (numpy.arange(32 * LENGTH, dtype=numpy.uint16) % WORDS).tofile(f"{home}/{number}.bin")
+        files = [Tokens(path, length=LENGTH) for path in sorted(Path(home).iterdir())]
+        stream = Stream(files, decode=lambda row: {"input_ids": row, "labels": row}, shuffle_buffer=16, block=2)
+        trainer = trained(rows=stream)
+    plan = run_of(trainer).plan
+    for epoch in range(2):
+        steps = range(4 * epoch, 4 * epoch + 4)
+        assert sorted(n for step in steps for shard in range(4) for n in plan.indices(step, shard)) == [*range(64)]
+    assert trainer.state.global_step == 8 and losses(trainer)[-3] < losses(trainer)[0]
 
 
 def case_a_run_goes_on_from_a_checkpoint_of_hugging_faces_own() -> None:
