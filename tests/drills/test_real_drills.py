@@ -162,6 +162,7 @@ def killed_every_5_s(directory: Path, *words: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads((directory / "out.json").read_text())
     assert found["held"] and found["faults"] >= 2, done.stdout
+    print(done.stdout)
     return found
 
 
@@ -169,7 +170,9 @@ def digest_alone(directory: Path, *words: str) -> str:
     """Of the weights that one worker comes to."""
     done = _holdfast(directory, "run", "--workers", "1", *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    return re.findall(r"weights: ([0-9a-f]+)", done.stdout + done.stderr)[-1]
+    digest: str = re.findall(r"weights: ([0-9a-f]+)", done.stdout + done.stderr)[-1]
+    print("one worker:", digest)
+    return digest
 
 
 def _holdfast(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:

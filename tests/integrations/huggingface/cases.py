@@ -26,7 +26,7 @@ import holdfast.integrations.huggingface as on_huggingface
 from holdfast import ConfigError
 from holdfast.data import Stream, Tokens
 from holdfast.integrations.huggingface import distribute, run_of
-from tests.integrations.huggingface.training import LENGTH, WORDS, data, model
+from tests.integrations.huggingface.training import LENGTH, WORDS, Rows, data, model
 from tests.integrations.pages import run_examples
 
 
@@ -127,6 +127,13 @@ def case_a_stream_of_token_files() -> None:
         steps = range(4 * epoch, 4 * epoch + 4)
         assert sorted(n for step in steps for shard in range(4) for n in plan.indices(step, shard)) == [*range(64)]
     assert trainer.state.global_step == 8 and losses(trainer)[-3] < losses(trainer)[0]
+
+
+def case_an_iterable_dataset_is_as_without_holdfast() -> None:
+    one, other = trained(plain=True, rows=Rows(), max_steps=7), trained(rows=Rows(), max_steps=7)
+    alike(one, other)
+    assert other.state.global_step == run_of(other).step == 7
+    refused("has no length", lambda: trained(rows=Rows()))
 
 
 def case_a_run_goes_on_from_a_checkpoint_of_hugging_faces_own() -> None:
