@@ -84,7 +84,8 @@ def _stacked(tensors: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
         size = first.nelement() * first.element_size() * len(tensors)
         if size <= SMALL_BYTES and not any(tensor.requires_grad for tensor in tensors):
             return torch.stack(tensors, 0)
-    return collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+    found: torch.Tensor = collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+    return found
 
 
 def rows_at_once(dataset: Any, indices: list[int]) -> list[torch.Tensor] | None:

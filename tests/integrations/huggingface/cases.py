@@ -65,17 +65,16 @@ def trained(
         return trainer
 
 
-def losses(trainer: Any) -> list[float]:
-    names = ("loss", "eval_loss", "grad_norm", "learning_rate")
+def logged(trainer: Any, *names: str) -> list[float]:
     return [one[name] for one in trainer.state.log_history for name in names if name in one]
 
 
-def alike(one: Any, other: Any, within: float = 2e-6) -> None:
-    mine, theirs = losses(one), losses(other)
-    assert len(mine) == len(theirs) and mine
-    assert all(abs(a - b) <= within for a, b in zip(mine, theirs, strict=True)), list(zip(mine, theirs, strict=True))
+def alike(one: Any, other: Any, within: float = 1e-6) -> None:
+    for names, off in ((("loss", "eval_loss"), within), (("grad_norm", "learning_rate"), 2 * within)):
+        pairs = list(zip(logged(one, *names), logged(other, *names), strict=True))
+        assert pairs and all(abs(mine - theirs) <= off for mine, theirs in pairs), pairs
     for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
-        assert torch.allclose(a, b, rtol=0.0, atol=20 * within)
+        assert torch.allclose(a, b, rtol=0.0, atol=40 * within)
 
 
 def refused(said: str, call: Callable[[], Any]) -> None:
@@ -126,7 +125,7 @@ def case_a_stream_of_token_files() -> None:
     for epoch in range(2):
         steps = range(4 * epoch, 4 * epoch + 4)
         assert sorted(n for step in steps for shard in range(4) for n in plan.indices(step, shard)) == [*range(64)]
-    assert trainer.state.global_step == 8 and losses(trainer)[-3] < losses(trainer)[0]
+    assert trainer.state.global_step == 8 and logged(trainer, "loss")[-1] < logged(trainer, "loss")[0]
 
 
 def case_an_iterable_dataset_is_as_without_holdfast() -> None:
@@ -196,7 +195,8 @@ def case_a_loop_on_accelerate_is_as_without_holdfast() -> None:
     _, plain = looped(plain=True)
     accelerator, ours = looped()
     assert accelerator.run.step == 6
-    assert all(abs(a - b) <= 1e-5 for a, b in zip(plain, ours, strict=True)), (plain, ours)
+    off = [abs(a - b) for a, b in zip(plain, ours, strict=True)]
+    assert max(off[:6]) <= 1e-6 and max(off) <= 1e-5, (plain, ours)  # losses, and then sums of parameters
 
 
 def case_refusals_of_a_loop() -> None:

@@ -142,8 +142,8 @@ def training_data(
                 "the trainer counts an epoch's batches beforehand, and an iterable dataset has no length",
                 hint="use a map-style dataset with __len__ and __getitem__, or holdfast.data.Stream over its files",
             )
-        whole = {"batch_size": size * accumulation, "drop_last": loader.drop_last, "collate_fn": loader.collate_fn}
-        return TrainingData(dataset=dataset, shards=count, steps_per_epoch=iterable_steps, options=whole)
+        given = {"batch_size": size * accumulation, "drop_last": loader.drop_last, "collate_fn": loader.collate_fn}
+        return TrainingData(dataset=dataset, shards=count, steps_per_epoch=iterable_steps, options=given)
     options: dict[str, Any] = {
         "collate_fn": loader.collate_fn,
         "num_workers": loader.num_workers,
