@@ -7,8 +7,11 @@ from collections import namedtuple
 import numpy
 import pytest
 import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils import worker
 
 from holdfast.data.by_value import SMALL_BYTES, Packed, packed
+from holdfast.data.fetching import ShardFetcher
 
 Pair = namedtuple("Pair", "x y")
 
@@ -48,6 +51,20 @@ def test_views_large_ones_and_other_kinds_go_as_torch_sends_them() -> None:
     for tensor in (whole.view(2, 3).t(), whole[2:], grad, large, torch.eye(3).to_sparse(), torch.empty(0, 3)):
         batch = [tensor, torch.ones(2)]
         assert packed(batch) is batch
+
+
+def test_a_small_batch_is_not_made_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a loader process, where default_collate would; and it is the same batch."""
+    rows = [(torch.randn(3), number, {"y": numpy.arange(2) + number}) for number in range(4)]
+    large = [torch.ones(SMALL_BYTES // 8 + 1) for _ in range(2)]
+    expected = default_collate(rows)
+    monkeypatch.setattr(worker, "_worker_info", worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=None))
+    assert default_collate(rows)[0].is_shared()
+    found = ShardFetcher(rows, 0, None).fetch(0, 0, [0, 1, 2, 3])
+    for mine, theirs in zip((*found[:2], found[2]["y"]), (*expected[:2], expected[2]["y"]), strict=True):
+        assert torch.equal(mine, theirs) and mine.dtype == theirs.dtype and not mine.is_shared()
+    assert isinstance(packed(found), Packed)
+    assert ShardFetcher(large, 0, None).fetch(0, 0, [0, 1]).is_shared()  # it goes as torch sends it
 
 
 def test_what_cannot_be_pickled_is_left_to_the_data_loader() -> None:

@@ -77,6 +77,29 @@ class Sticky(Counted):
         self.begin = state["at"]
 
 
+class Told(Counted):
+    """As a StreamingDataset of MosaicML's: told how much it has given; what it has begun is old to it."""
+
+    next_epoch = 0
+    loaded: dict[str, int] | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        loaded = self.loaded
+        if loaded is not None and loaded["epoch"] >= self.next_epoch:
+            self.epoch, self.at = loaded["epoch"], loaded["sample_in_epoch"]
+        else:
+            self.epoch, self.at = self.next_epoch, 0
+        self.next_epoch = self.epoch + 1
+        return super().__iter__()
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:  # type: ignore[override]
+        assert from_beginning
+        return {"epoch": self.next_epoch - 1, "sample_in_epoch": num_samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.loaded = state
+
+
 def reader_of(iterable: Any, *, batch: int | None = 4, drop_last: bool = False) -> Reader:
     return Reader(iterable, batch_size=batch, shards=2, seed=1, drop_last=drop_last)
 
@@ -93,7 +116,7 @@ def samples_of(read: Read) -> list[Any]:
     return [sample for part in read.parts for sample in part]
 
 
-@pytest.mark.parametrize("kind", [Plain, Counted, Noisy, Sticky])
+@pytest.mark.parametrize("kind", [Plain, Counted, Noisy, Sticky, Told])
 @pytest.mark.parametrize("size", [10, 12])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_successor_reads_on_as_the_first_reader_would_have(kind: Any, size: int, drop_last: bool) -> None:
@@ -110,14 +133,27 @@ def test_a_successor_reads_on_as_the_first_reader_would_have(kind: Any, size: in
 
 
 def test_a_position_costs_no_reading() -> None:
-    state = batches_from(reader_of(Counted(100)), Position(), 20)[-1].after
-    successor = Counted(100)
-    reader_of(successor).read(state)
-    assert successor.read == 4
+    for kind in (Counted, Told):
+        state = batches_from(reader_of(kind(100)), Position(), 20)[-1].after
+        successor = kind(100)
+        reader_of(successor).read(state)
+        assert successor.read == 4
+
+
+def test_a_position_that_asks_for_what_nobody_knows_is_none(recwarn: pytest.WarningsRecorder) -> None:
+    class Odd(Counted):
+        def state_dict(self, secret: int) -> dict[str, int]:  # type: ignore[override]
+            raise AssertionError("nobody can call this")
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            raise AssertionError("nobody has a state")
+
+    whole = batches_from(reader_of(Odd(10)), Position(), 3)
+    assert batches_from(reader_of(Odd(10)), whole[0].after, 2) == whole[1:]
 
 
 def test_a_reader_goes_back(recwarn: pytest.WarningsRecorder) -> None:
-    for kind in (Plain, Counted, Noisy, Sticky):
+    for kind in (Plain, Counted, Noisy, Sticky, Told):
         reader = reader_of(kind(10))
         whole = batches_from(reader, Position(), 8)
         assert batches_from(reader, whole[4].after, 3) == whole[5:]

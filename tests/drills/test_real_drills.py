@@ -14,7 +14,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,12 @@ from holdfast.drills.trace import TRACE, TraceReader
 from holdfast.placement.proc import process_state
 
 SCRIPT = Path(__file__).with_name("drilled.py")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TRAINERS = {  # what each needs, and enough steps for some kills
+    "lightning_digits.py": ("lightning", ["--epochs", "40"]),
+    "huggingface_lm.py": ("transformers", ["--steps", "400"]),
+    "accelerate_digits.py": ("accelerate", ["--epochs", "40"]),
+}
 
 long = pytest.mark.skipif(os.environ.get("HOLDFAST_DRILLS") != "all", reason="a long drill: HOLDFAST_DRILLS=all")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -125,25 +133,57 @@ def test_every_sample_of_streams_and_iterables_comes_once(kind: str, short: Path
 
         write(kind, short / "data")
     words = [str(script), *(["--data", str(short / "data")] if streams else ["--kind", kind]), "--epochs", "20"]
+    found = killed_every_5_s(short, *words, "--pause", "0.05")
+    once = next(promise for promise in found["promises"] if promise["promise"] == "every sample once")
+    assert once["held"] and ("no sample is twice" if streams else "that it has in the quiet run") in once["text"]
+    assert digest_alone(short, *words) == found["digest"]
+
+
+@long
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("name", TRAINERS)
+def test_trainers_that_own_their_loop(name: str, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Lightning module, a causal language model of a Hugging Face Trainer's, an Accelerate loop: the same."""
+    if find_spec(TRAINERS[name][0]) is None:
+        pytest.skip(f"there is no {TRAINERS[name][0]} here")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = [str(EXAMPLES / name), *TRAINERS[name][1]]
+    found = killed_every_5_s(short, *words)
+    held = {promise["promise"]: promise for promise in found["promises"]}
+    assert held["every sample once"]["held"] and held["every step once"]["held"]
+    assert digest_alone(short, *words) == found["digest"]
+
+
+def killed_every_5_s(directory: Path, *words: str) -> dict[str, Any]:
+    """What a drill of three workers and a spare finds, of which the workers are killed; it holds."""
     faults = ("--kill-every", "5s", "--for", "15s", "--json", "out.json")
-    drilled = ["drill", "--workers", "3", "--spares", "1", *faults, "--", *words, "--pause", "0.05"]
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *drilled],
-        cwd=short,
+    done = _holdfast(directory, "drill", "--workers", "3", "--spares", "1", *faults, "--", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads((directory / "out.json").read_text())
+    assert found["held"] and found["faults"] >= 2, done.stdout
+    print(done.stdout)
+    return found
+
+
+def digest_alone(directory: Path, *words: str) -> str:
+    """Of the weights that one worker comes to."""
+    done = _holdfast(directory, "run", "--workers", "1", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    digest: str = re.findall(r"weights: ([0-9a-f]+)", done.stdout + done.stderr)[-1]
+    print("one worker:", digest)
+    return digest
+
+
+def _holdfast(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast", *words],
+        cwd=directory,
         capture_output=True,
         text=True,
         timeout=800,
-        env={**os.environ, "TMPDIR": str(short)},
+        env={**os.environ, "TMPDIR": str(directory)},
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((short / "out.json").read_text())
-    assert found["faults"] >= 2
-    held = {promise["promise"]: promise for promise in found["promises"]}
-    once = held["every sample once"]
-    assert once["held"] and ("no sample is twice" if streams else "that it has in the quiet run") in once["text"]
-    alone = [sys.executable, "-m", "holdfast", "run", "--workers", "1", *words]
-    said = subprocess.run(alone, cwd=short, capture_output=True, text=True, timeout=300)
-    assert said.returncode == 0 and f"weights: {found['digest']}" in said.stdout + said.stderr
 
 
 @long

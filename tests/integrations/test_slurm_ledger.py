@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from holdfast.agent.hosts.etcd_member import find_etcd
 from holdfast.core.errors import ConfigError
+from holdfast.integrations.slurm.first_nodes import FirstNodes
 from holdfast.integrations.slurm.ledger_copy import LedgerCopy
 from holdfast.integrations.slurm.step import SlurmStep, run_name
 from holdfast.ledger.memory import MemoryLedger
@@ -62,3 +67,43 @@ def test_a_first_start_has_nothing_to_restore(tmp_path: Path) -> None:
     LedgerCopy(tmp_path / "none.json", ledger).restore()
     LedgerCopy(tmp_path / "none.json", ledger).keep()
     assert not ledger.read("").entries and not list(tmp_path.iterdir())
+
+
+def test_a_run_has_its_id_before_its_first_worker(tmp_path: Path) -> None:
+    """And keeps it, where the job is lost at once."""
+    path, ledger, again = tmp_path / "run.ledger.json", MemoryLedger(), MemoryLedger()
+    LedgerCopy(path, ledger).name_run()
+    known = ledger.get("run")
+    copy = LedgerCopy(path, again)
+    copy.restore()
+    copy.name_run()
+    found = again.get("run")
+    assert known is not None and found is not None and known.value == found.value
+    assert len(json.loads(known.value)["id"]) == 32
+
+
+@pytest.mark.processes
+def test_what_the_ledger_says_last_outlives_the_job(tmp_path: Path) -> None:
+    """Also what the last agent writes just before it ends: the job's etcd is gone with it."""
+    try:
+        find_etcd()
+    except ConfigError as error:
+        pytest.skip(error.message)
+    variables = {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}
+    step = SlurmStep.read({**variables, "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"})
+    kept = tmp_path / "slurm" / "r.ledger.json"
+    nodes = FirstNodes(step, tmp_path, "r")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HOLDFAST_LEDGER_CA", "HOLDFAST_LEDGER_CERT", "HOLDFAST_LEDGER_KEY"):
+            patch.setenv(name, "")
+        try:
+            nodes.start(os.environ)
+            begun = json.loads(kept.read_text())
+            with closing(nodes._open()) as ledger:
+                for number in range(20):
+                    ledger.put("rewinds", b'{"number":%d}' % number)
+        finally:
+            nodes.close()
+    ended = json.loads(kept.read_text())
+    assert begun.keys() == {"run"} and ended == {**begun, "rewinds": '{"number":19}'}
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]

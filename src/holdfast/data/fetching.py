@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import TensorDataset, default_collate, get_worker_info
+from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
-from holdfast.data.by_value import packed
+from holdfast.data.by_value import SMALL_BYTES, packed
 from holdfast.data.seeding import derive_seed, seed_everything
 from holdfast.data.shards import ShardPlace
 from holdfast.data.stuck_loaders import LoaderStacks
@@ -51,7 +52,7 @@ class ShardFetcher:
                 samples = self.dataset.__getitems__(indices)
             else:
                 samples = [self.dataset[index] for index in indices]
-            return (self.collate_fn or default_collate)(samples)
+            return (self.collate_fn or _default_batch)(samples)
         finally:
             if threads != 1:
                 torch.set_num_threads(threads)
@@ -67,6 +68,24 @@ class ShardFetcher:
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+
+def _default_batch(samples: list[Any]) -> Any:
+    """What default_collate makes. In a loader process it makes shared memory for each tensor, for which a small one,
+    that is handed over by value, has no use: four fifths of the time."""
+    if get_worker_info() is None or default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:
+        return default_collate(samples)
+    return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: _stacked})
+
+
+def _stacked(tensors: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+    first = tensors[0]
+    if type(first) is torch.Tensor and _is_plain(first):
+        size = first.nelement() * first.element_size() * len(tensors)
+        if size <= SMALL_BYTES and not any(tensor.requires_grad for tensor in tensors):
+            return torch.stack(tensors, 0)
+    found: torch.Tensor = collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+    return found
 
 
 def rows_at_once(dataset: Any, indices: list[int]) -> list[torch.Tensor] | None:

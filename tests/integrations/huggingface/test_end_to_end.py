@@ -1,6 +1,6 @@
 """transformers.Trainer and an Accelerate loop under real faults: one worker's weights and losses, whatever happens.
 
-The loop is part of `make soak`: HOLDFAST_DRILLS=all.
+The loop, and both on an iterable dataset, are part of `make soak`: HOLDFAST_DRILLS=all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,15 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
 
 
-@pytest.mark.parametrize("how", ["trainer", pytest.param("loop", marks=long)])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "trainer",
+        pytest.param("loop", marks=long),
+        pytest.param("trainer --iterable", marks=long),
+        pytest.param("loop --iterable", marks=long),
+    ],
+)
 def test_killed_joined_stopped_and_resumed(how: str, tmp_path: Path) -> None:
-    script = [TRAINING, how, "--steps", "20", "--dropout", "0.2", "--home", str(tmp_path / "files")]
+    script = [TRAINING, *how.split(), "--steps", "20", "--dropout", "0.2", "--home", str(tmp_path / "files")]
     same_through_faults(tmp_path, script, steps=20)

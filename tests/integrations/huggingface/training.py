@@ -1,6 +1,6 @@
 """A tiny causal language model with random weights, with or without Holdfast: killed, joined, stopped and compared.
 
-    python training.py trainer | loop [--plain] [--steps 16] [--accumulate 4] [--gate FILE] --home DIR
+    python training.py trainer | loop [--plain] [--iterable] [--steps 16] [--accumulate 4] [--gate FILE] --home DIR
 
 Prints the history of its losses and the digest of its weights. Nothing is fetched from anywhere.
 """
@@ -34,6 +34,26 @@ def data() -> list[dict[str, Any]]:
         labels = [word if place < LENGTH - number % 4 else -100 for place, word in enumerate(words)]
         found.append({"input_ids": torch.tensor(words), "labels": torch.tensor(labels)})
     return found
+
+
+class Rows(torch.utils.data.IterableDataset[Any]):
+    """The same one after the other, with a position."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Any:
+        rows = data()
+        while self.at < SAMPLES:
+            self.at += 1
+            yield rows[self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
 
 
 def model(dropout: float) -> Any:
@@ -91,7 +111,7 @@ def train_by_trainer(options: argparse.Namespace) -> None:
     trainer = transformers.Trainer(
         model=model(options.dropout),
         args=args,
-        train_dataset=data(),
+        train_dataset=Rows() if options.iterable else data(),
         eval_dataset=data()[:20],
         callbacks=[Waiting(options.gate), transformers.EarlyStoppingCallback(50)],
     )
@@ -131,7 +151,8 @@ def train_in_a_loop(options: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
     rows = data()
-    loader = torch.utils.data.DataLoader(rows, batch_size=16 // options.accumulate)
+    shown: Any = Rows() if options.iterable else rows
+    loader = torch.utils.data.DataLoader(shown, batch_size=16 // options.accumulate)
     held_out = torch.utils.data.DataLoader(rows[:20], batch_size=5)
     network, optimizer, loader, held_out, scheduler = accelerator.prepare(
         network, optimizer, loader, held_out, scheduler
@@ -170,6 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("how", choices=["trainer", "loop"])
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--iterable", action="store_true")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--accumulate", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)

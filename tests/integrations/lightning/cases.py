@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
 from holdfast import ConfigError
+from holdfast.data import Stream, Tokens
 from holdfast.integrations.lightning import HoldfastStrategy, run_of
 from tests.integrations.pages import run_examples
 
@@ -97,12 +99,15 @@ class Two(lightning.LightningModule):
         return [one, torch.optim.SGD(self.critic.parameters(), 0.1)], [torch.optim.lr_scheduler.StepLR(one, 2)]
 
 
-def fit(module: Any, *, plain: bool = False, batch_size: int = 4, ckpt: Any = None, **named: Any) -> lightning.Trainer:
+def fit(
+    module: Any, *, plain: bool = False, batch_size: int = 4, ckpt: Any = None, rows: Any = None, **named: Any
+) -> lightning.Trainer:
     strategy = {name: named.pop(name) for name in ("shards", "updates", "spread_evaluation") if name in named}
     given: dict[str, Any] = {} if plain else {"strategy": HoldfastStrategy(**strategy)}
     files = {} if any(isinstance(one, ModelCheckpoint) for one in named.get("callbacks", ())) else NO_FILES
     trainer = lightning.Trainer(**{**QUIET, **files, "max_epochs": 2, **given, **named})
-    trainer.fit(module, DataLoader(data(), batch_size=batch_size), DataLoader(data(), batch_size=32), ckpt_path=ckpt)
+    shown = DataLoader(data() if rows is None else rows, batch_size=batch_size)
+    trainer.fit(module, shown, DataLoader(data(), batch_size=32), ckpt_path=ckpt)
     return trainer
 
 
@@ -151,6 +156,20 @@ def case_every_sample_of_an_epoch_is_used_once() -> None:
     module.training_step = training_step  # type: ignore[method-assign]
     trainer = fit(module, batch_size=7, accumulate_grad_batches=3, max_epochs=1)  # 96 = 4 * 21 + 12
     assert sorted(seen) == list(range(96)) and trainer.global_step == 5
+
+
+def case_a_stream_of_token_files() -> None:
+    with tempfile.TemporaryDirectory() as home:
+        for number in range(2):
+            numpy.arange(number * 288, number * 288 + 288, dtype=numpy.uint16).tofile(f"{home}/{number}.bin")
+        files = [Tokens(path, length=6) for path in sorted(Path(home).iterdir())]
+        stream = Stream(files, decode=lambda row: (row / 600, int(row[0]) // 6 % 3), shuffle_buffer=24, block=4)
+        trainer = fit(Small(), rows=stream, batch_size=8, accumulate_grad_batches=4, max_epochs=2)
+        plan = run_of(trainer).plan
+        for epoch in range(2):
+            steps = range(3 * epoch, 3 * epoch + 3)
+            assert sorted(n for step in steps for shard in range(4) for n in plan.indices(step, shard)) == [*range(96)]
+        assert trainer.global_step == 6 and plan.indices(0, 0) != plan.indices(3, 0)
 
 
 def case_two_optimizers_by_hand() -> None:

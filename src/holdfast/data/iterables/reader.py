@@ -25,6 +25,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.kinds import a_kind
 from holdfast.data.fetching import LoaderStart
 from holdfast.data.iterables.cutting import part_of, samples_in, shares
+from holdfast.data.iterables.positions import has_position, is_told_samples, load_position, state_of
 from holdfast.data.sampling import tell_epoch
 from holdfast.data.seeding import derive_seed, seed_everything
 
@@ -81,6 +82,9 @@ class Reader:
         self._iterable, self._live = (iterable.iterable, True) if isinstance(iterable, Live) else (iterable, False)
         self._batch_size, self._shards, self._seed, self._drop_last = batch_size, shards, seed, drop_last
         self._seeks = has_position(self._iterable) and not self._live and not shuffles_in_a_buffer(self._iterable)
+        if batch_size is None and is_told_samples(self._iterable):
+            self._seeks = False  # it gives batches, in which nobody has counted samples yet
+        self._samples = 0  # of this epoch, that the iterator has given
         self._start: Any = _NOTHING  # its state before anything was read
         self._iterator: Iterator[Any] | None = None
         self._at: Position | None = None  # of the iterator
@@ -134,7 +138,7 @@ class Reader:
         return Read(place.epoch, place.batches, parts, tuple(map(len, chosen)), after)
 
     def _state(self) -> Any:
-        return self._iterable.state_dict() if self._seeks else None
+        return state_of(self._iterable, self._samples) if self._seeks else None
 
     def _take(self, epoch: int, number: int) -> list[Any]:
         seed_everything(derive_seed(self._seed, "read", epoch, number))
@@ -142,12 +146,13 @@ class Reader:
         items = [] if self._first is _NOTHING else [self._first]
         self._first = _NOTHING
         items.extend(islice(self._iterator, (self._batch_size or 1) - len(items)))
+        self._samples += len(items)
         return items
 
     def _open(self, position: Position) -> None:
         """An iterator that stands there."""
         behind = self._at
-        self._at, self._iterator, self._first = None, None, _NOTHING
+        self._at, self._iterator, self._first, self._samples = None, None, _NOTHING, 0
         fresh = self._start is _NOTHING
         if fresh:
             self._prepare_loader()
@@ -166,16 +171,19 @@ class Reader:
 
     def _seek(self, position: Position, *, fresh: bool) -> None:
         if position.state is not None:
-            self._iterable.load_state_dict(position.state)
+            load_position(self._iterable, position.state)
             iterator = self._begin(position.epoch)
             if position.batches:
+                self._samples = position.batches * (self._batch_size or 1)
                 return
             self._first = next(iterator, _NOTHING)
             if self._first is not _NOTHING:
                 return
         # Of some the state at an epoch's end says that there is nothing more.
-        if self._start is not None and not (fresh and position.state is None):
+        if self._start is not None and position.state is not None:
             self._iterable.load_state_dict(self._start)
+        elif self._start is not None and not fresh:
+            load_position(self._iterable, self._start)
         self._begin(position.epoch)
 
     def _begin(self, epoch: int) -> Iterator[Any]:
@@ -230,10 +238,6 @@ def is_iterable(dataset: Any) -> bool:
     return (
         hasattr(dataset, "__iter__") and not by_number and not isinstance(dataset, type | str | bytes | set | frozenset)
     )
-
-
-def has_position(iterable: Any) -> bool:
-    return all(callable(getattr(iterable, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def shuffles_in_a_buffer(iterable: Any) -> bool:

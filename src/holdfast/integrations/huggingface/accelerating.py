@@ -99,7 +99,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc, unused-ignore]
         if is_scaler(self.scaler):
             extras["holdfast.scaler"] = self.scaler
         accumulation = int(self.gradient_accumulation_steps)
-        data = training_data(loader, accumulation=accumulation, shards=self._shards)
+        data = training_data(loader, accumulation=accumulation, shards=self._shards, iterable_steps=1)
         self._run = joining.join(
             models[0] if len(models) == 1 else {str(number): one for number, one in enumerate(models)},
             optimizers[0] if len(optimizers) == 1 else {str(number): one for number, one in enumerate(optimizers)},

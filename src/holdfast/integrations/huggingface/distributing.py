@@ -100,7 +100,9 @@ class ShardedTraining:
         check_arguments(self)
         loader = super().get_train_dataloader()  # type: ignore[misc]
         fitting.accumulation = int(args.gradient_accumulation_steps)
-        fitting.data = training_data(loader, accumulation=fitting.accumulation, shards=fitting.shards)
+        # Of an iterable dataset the trainer knows no epochs: all its steps are one.
+        named = {"shards": fitting.shards, "iterable_steps": max(0, int(args.max_steps))}
+        fitting.data = training_data(loader, accumulation=fitting.accumulation, **named)
         # The loop counts updates from here on: what is accumulated in one is not its affair.
         args.gradient_accumulation_steps = 1
         self.callback_handler.callbacks.insert(0, PlaceInEpoch(fitting.data.steps_per_epoch))

@@ -112,9 +112,18 @@ def shards_of(shards: int | None, *, batch_size: int, accumulation: int) -> int:
 
 
 def training_data(
-    loader: Any, *, accumulation: int, shards: int | None, batches_max: int | None = None, times: int = 1
+    loader: Any,
+    *,
+    accumulation: int,
+    shards: int | None,
+    batches_max: int | None = None,
+    times: int = 1,
+    iterable_steps: int = 0,
 ) -> TrainingData:
-    """ConfigError where a lost worker's part of an update could not be computed again from the loader's dataset."""
+    """ConfigError where a lost worker's part of an update could not be computed again from the loader's dataset.
+
+    `iterable_steps`: what the trainer takes for an epoch of an iterable dataset, which has no length; 0: it takes none.
+    """
     if not isinstance(loader, DataLoader):
         raise ConfigError(
             f"the training data is {a_kind(loader)}", hint="give one torch.utils.data.DataLoader over a dataset"
@@ -125,13 +134,16 @@ def training_data(
             "the DataLoader has batch_size=None, so nobody knows which samples are in a batch",
             hint="DataLoader(dataset, batch_size=...), with a dataset that gives single samples",
         )
-    if isinstance(dataset, IterableDataset):
-        raise ConfigError(
-            "an iterable dataset has no positions, so nobody else could compute a lost worker's shards",
-            hint="use a map-style dataset with __len__ and __getitem__, or holdfast.data.Stream over its files",
-        )
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", 0) or 0
     count = shards_of(shards, batch_size=size or 1, accumulation=accumulation)
+    if isinstance(dataset, IterableDataset):
+        if not iterable_steps:
+            raise ConfigError(
+                "the trainer counts an epoch's batches beforehand, and an iterable dataset has no length",
+                hint="use a map-style dataset with __len__ and __getitem__, or holdfast.data.Stream over its files",
+            )
+        given = {"batch_size": size * accumulation, "drop_last": loader.drop_last, "collate_fn": loader.collate_fn}
+        return TrainingData(dataset=dataset, shards=count, steps_per_epoch=iterable_steps, options=given)
     options: dict[str, Any] = {
         "collate_fn": loader.collate_fn,
         "num_workers": loader.num_workers,

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent.hosts.etcd_cluster import RECORD, EtcdCluster, free_port
-from holdfast.agent.hosts.etcd_member import Tls, find_etcd
+from holdfast.agent.hosts.etcd_member import Member, Tls, find_etcd
 from holdfast.core.errors import ConfigError, HoldfastError, LedgerError
 from holdfast.core.words import KEY_HOSTS
 from holdfast.integrations.slurm.ledger_copy import LedgerCopy
@@ -45,6 +45,7 @@ from holdfast.trust.keys import AUTHORITY, CERTIFICATE, PRIVATE_KEY
 MEET_S = 120.0  # nodes of a job start within seconds of each other, or not at all
 LEAVE_S = 60.0  # for the other agents, who need the ledger until they have ended
 START_S = 120.0
+LAST_COPY_S = 20.0
 _LOOK_S = 0.1
 _KEEP_S = 0.2
 
@@ -100,9 +101,8 @@ class FirstNodes:
         finally:
             self._closing.set()
             if self._keeping is not None:
-                self._keeping.join()
+                self._keeping.join()  # the member dies with it
             if self._copy is not None:
-                self._copy.keep(at_once=True)
                 self._copy.close()
             if self._member is not None:
                 self._member.stop()
@@ -167,18 +167,29 @@ class FirstNodes:
             )
 
     def _keep(self, cluster: EtcdCluster) -> None:
+        """Until the agent is done, and the copy has what the ledger says then. The member does not outlive this."""
         member = cluster.members[self.step.node]
         while not self._closing.is_set():
-            try:
-                if not member.alive:
-                    cluster.restart(self.step.node, wait_s=0)
-                elif not self._serves.is_set() and member.serves():
-                    self._serves.set()
-            except (HoldfastError, OSError) as error:
-                print(f"holdfast: the job's ledger cannot be started here: {error}", file=sys.stderr, flush=True)
+            self._look_after(cluster, member)
             if self._copy is not None:
                 self._copy.keep()
             self._closing.wait(_KEEP_S)
+        deadline = time.monotonic() + LAST_COPY_S
+        while self._copy is not None and not self._copy.keep(at_once=True):
+            if time.monotonic() > deadline:
+                print("holdfast: the last changes of the job's ledger could not be copied", file=sys.stderr, flush=True)
+                return
+            self._look_after(cluster, member)
+            time.sleep(_LOOK_S)
+
+    def _look_after(self, cluster: EtcdCluster, member: Member) -> None:
+        try:
+            if not member.alive:
+                cluster.restart(self.step.node, wait_s=0)
+            elif not self._serves.is_set() and member.serves():
+                self._serves.set()
+        except (HoldfastError, OSError) as error:
+            print(f"holdfast: the job's ledger cannot be started here: {error}", file=sys.stderr, flush=True)
 
     def _fill(self) -> None:
         copy = LedgerCopy(self.place.with_name(f"{self.run}.ledger.json"), self._open())
@@ -186,6 +197,7 @@ class FirstNodes:
         while True:
             try:
                 copy.restore()
+                copy.name_run()
                 break
             except LedgerError as error:  # with several members, until the others are there
                 if time.monotonic() > deadline:
