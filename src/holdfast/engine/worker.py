@@ -221,8 +221,11 @@ class Worker:
             self._read_mail()
         while self._queue and self._ended is None:
             event = self._queue.popleft()
-            for effect in self.machine.handle(event, self._clock()):
+            for effect in self._decide(event):
                 self._perform(effect)
+
+    def _decide(self, event: m.Event) -> list[m.Effect]:
+        return self.machine.handle(event, self._clock())
 
     def wait(self, at_most_s: float = TICK_S) -> None:
         spending, phase, broken, now = self.spending, self.machine.phase, self._broken_at is not None, self._clock()
@@ -433,6 +436,15 @@ class Worker:
 
     def _end(self, effect: m.End) -> None:
         self._ended = effect
+
+    @property
+    def ranks(self) -> int:
+        """Of the group that this worker is: see engine/ranks."""
+        return 1
+
+    @property
+    def rank(self) -> int:
+        return 0
 
     @property
     def is_over(self) -> bool:

@@ -31,6 +31,7 @@ import torch
 from holdfast.core.errors import ConfigError, ProtocolError
 from holdfast.devices.copies import here
 from holdfast.state.layout import dense, dtype_name
+from holdfast.state.local import local
 
 Tree: TypeAlias = Any  # what json.loads can return
 
@@ -92,7 +93,7 @@ class _Encoder:
         if kind is float:
             return value if math.isfinite(value) else {"f": struct.pack(">d", value).hex()}
         if isinstance(value, torch.Tensor):
-            return {"T": self._add(value, path)}
+            return {"T": self._add(local(value), path)}
         if kind in _DICT_TAGS or kind is defaultdict:
             return self._dict(value, path, depth)
         if kind is InOrder:

@@ -16,6 +16,7 @@ import numpy
 import torch
 
 from holdfast.core.errors import ConfigError, ProtocolError
+from holdfast.state.local import as_part_of, is_sharded
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
 _Parameters: TypeAlias = Mapping[str, torch.nn.Parameter]
@@ -196,7 +197,12 @@ def restore_optimizer(sent: dict[str, Any], optimizer: torch.optim.Optimizer, *,
     owners = dict(zip(numbers, mine, strict=True))
     for number, value in packed["state"].items():
         owner = owners.get(number, number)
-        optimizer.state[owner] = _placed(value, optimizer.state.get(owner), copy=not adopt)
+        placed = _placed(value, optimizer.state.get(owner), copy=not adopt)
+        if isinstance(owner, torch.Tensor) and is_sharded(owner) and isinstance(placed, dict):
+            placed = {
+                key: as_part_of(owner, item) if isinstance(item, torch.Tensor) else item for key, item in placed.items()
+            }
+        optimizer.state[owner] = placed
 
 
 def _placed(sent: Any, loaded: Any, *, copy: bool) -> Any:

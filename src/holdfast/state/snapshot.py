@@ -28,6 +28,7 @@ from holdfast.state.digest import state_digest
 from holdfast.state.extras import Stateful, capture_extra, check_kinds, refer_to_extra, restore_extra
 from holdfast.state.flags import ModuleFlags
 from holdfast.state.layout import TensorSpec, allocate, dense, dtype_name, spec_of
+from holdfast.state.local import local, put_away_gathered
 from holdfast.state.naming import named_buffers, named_parameters, plain_name
 from holdfast.state.optimizer import (
     AddedGroups,
@@ -150,6 +151,7 @@ class Holder:
         of_module: Callable[[torch.nn.Module], Any],
         of_extra: Callable[[Stateful], Any],
     ) -> Snapshot:
+        put_away_gathered(self._model)
         parameters = named_parameters(self._model)
         state = {
             "parameters": parameters,
@@ -173,7 +175,7 @@ class Holder:
         for name, parameter in named_parameters(self._model).items():
             index = numbers.get(name, -1)
             if 0 <= index < len(specs) and parameter.device.type == "cpu" and places[index] is None:
-                live = parameter.detach()
+                live = local(parameter).detach()
                 if dense(live, name).data_ptr() == live.data_ptr() and spec_of(live) == specs[index]:
                     places[index] = live
         for index, tensor in enumerate(places):
@@ -191,10 +193,12 @@ class Holder:
             raise ProtocolError("the snapshot does not have the parts of a training state")
         if not all(isinstance(part, dict) for part in state.values()):
             raise ProtocolError("a part of the snapshot is not a dict")
+        put_away_gathered(self._model)
         parameters = named_parameters(self._model)
+        parts = {name: local(parameter) for name, parameter in parameters.items()}
         buffers = dict(self._buffers.to_restore() if self._buffers else named_buffers(self._model))
         modules = dict(self._speaking_modules())
-        _check_tensors("parameter", state["parameters"], parameters)
+        _check_tensors("parameter", state["parameters"], parts)
         _check_tensors("buffer", state["buffers"], buffers)
         _check_names("parameter", state["requires_grad"], parameters)
         _check_names("module with extra state", state["modules"], modules)
@@ -203,8 +207,8 @@ class Holder:
 
         with torch.no_grad():
             for name, parameter in parameters.items():
-                if parameter.data_ptr() != state["parameters"][name].data_ptr():
-                    parameter.copy_(state["parameters"][name])
+                if parts[name].data_ptr() != state["parameters"][name].data_ptr():
+                    parts[name].copy_(state["parameters"][name])
                 parameter.requires_grad_(bool(state["requires_grad"][name]))
             for name, buffer in buffers.items():
                 _write(buffer, state["buffers"][name])
