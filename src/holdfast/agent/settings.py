@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent.scripts import check_module, check_script
-from holdfast.checkpoint.settings import NOWHERE, CheckpointSettings
+from holdfast.checkpoint.settings import CheckpointSettings
 from holdfast.core.errors import ConfigError
 from holdfast.core.options.declaring import check_options, option_of, option_words
 from holdfast.core.options.kinds import Whole
 from holdfast.core.options.run import WORKERS_MAX, AgentOptions, WorkerOptions
 from holdfast.net.addresses import parse_listen
 from holdfast.placement.naming import NAME, check_name, host_name
-
-UNSAVED = "the state of groups is not saved yet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +69,8 @@ class RunSettings(WorkerOptions, AgentOptions):
             ("--path network" if self.path == "network" else "", "groups of ranks share the host's memory"),
             ("--servers" if self.servers else "", "parameter servers take whole gradients"),
             ("--audit" if self.audit else "", "shards of groups are not computed twice"),
-            ("--keep-best" if self.checkpoint.keep_best else "", UNSAVED),
-            ("--checkpoint" if self.checkpoint.uri not in ("", NOWHERE) else "", UNSAVED),
-            ("--memory" if self.checkpoint.memory else "", UNSAVED),
+            ("--keep-best" if self.checkpoint.keep_best else "", "groups do not agree on recorded values yet"),
+            ("--memory" if self.checkpoint.memory else "", "the state of groups is saved to storage only"),
         ):
             if given:
                 raise ConfigError(f"{given} does not go with --ranks {self.ranks}: {why}", hint="leave out one of them")

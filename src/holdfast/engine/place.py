@@ -8,6 +8,7 @@ import socket
 import time
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,6 +45,7 @@ from holdfast.engine.optimizer_calls import OptimizerCalls
 from holdfast.engine.pausing import Pauses
 from holdfast.engine.ranks.forming import Formed, form, make_arena, socket_of_rank
 from holdfast.engine.ranks.kinds import in_its_rank, worker_of
+from holdfast.engine.ranks.whole_state import FollowingCheckpoints, of_group
 from holdfast.engine.recovery.auditing import Audits, audit_rules
 from holdfast.engine.recovery.catching import MEAN, Catching, MeanDesk, serve_mean
 from holdfast.engine.recovery.rewinding import Rewinding
@@ -85,7 +87,7 @@ from holdfast.reduce.sums import Sums
 from holdfast.servers.memory import MemoryServers, MemorySlices
 from holdfast.servers.run_facts import author_of
 from holdfast.servers.units_port import MemoryUnits, ServerLines, SharedTable
-from holdfast.state.snapshot import Holder
+from holdfast.state.snapshot import Holder, States
 from holdfast.state.transfer import serve
 from holdfast.trust.keys import Keys, load_keys
 
@@ -131,6 +133,7 @@ class Place:
         self.host = (environment.host if environment else "") or socket.gethostname()
         self.ledger: Ledger
         self.events: EventLog
+        self._following = FollowingCheckpoints()
         self.ranks = ranks_here() if environment is not None else Ranks()
         if environment is None:
             self.me = "w0.1"
@@ -237,7 +240,8 @@ class Place:
         desk, means = SnapshotDesk(kernel), MeanDesk(kernel.now)
         feed = self._feed(config, attendance.ledger(self.ledger), *self._listen(arena, desk, means))
         rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None, kernel=kernel)
-        inner = self._checkpoints(config, holder, saving, feed, rewinding)
+        make = partial(self._checkpoints, config, saving, feed, rewinding)
+        inner = of_group(self.ranks, holder, self._following, make, keeps=bool(saving.uri))
         if inner.keeps and (tables := capture.tables.on_servers):
             inner = TableRows(inner, tables, self.me, feed=feed, events=self.events)
         if attendance.state_elsewhere:
@@ -278,7 +282,7 @@ class Place:
             audits=self._audits(config, machine, holder, feed, calls, aggregator, downloads),
         )
         feed.start()
-        return in_its_rank(worker)
+        return in_its_rank(worker, self._following)
 
     def _gradients(
         self,
@@ -386,7 +390,7 @@ class Place:
         return memory_directory(environment.run_dir, self.keys.secret) if environment is not None else None
 
     def _checkpoints(
-        self, config: RunConfig, holder: Holder, saving: CheckpointSettings, feed: LedgerFeed, rewinding: Rewinding
+        self, config: RunConfig, saving: CheckpointSettings, feed: LedgerFeed, rewinding: Rewinding, holder: States
     ) -> NoCheckpoints:
         """In storage, in hosts' memory, or both. A run of one keeps nothing in memory: it has no host to itself."""
         environment, root = self.environment, self._memory_root()

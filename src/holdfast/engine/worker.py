@@ -42,7 +42,9 @@ FLUSH_S = 5.0  # for the last that was said: a slow member may still have to rea
 
 
 class Worker:
-    """Drives one machine. See the module."""
+    """Drives one machine. See the module. `ranks`: of the group that this worker is, if it is one (ranks/)."""
+
+    ranks, rank = 1, 0
 
     def __init__(
         self,
@@ -436,15 +438,6 @@ class Worker:
 
     def _end(self, effect: m.End) -> None:
         self._ended = effect
-
-    @property
-    def ranks(self) -> int:
-        """Of the group that this worker is: see engine/ranks."""
-        return 1
-
-    @property
-    def rank(self) -> int:
-        return 0
 
     @property
     def is_over(self) -> bool:

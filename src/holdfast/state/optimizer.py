@@ -63,7 +63,7 @@ def capture_optimizers(optimizers: Optimizers, parameters: _Parameters) -> dict[
 
 def check_optimizers(sent: Any, optimizers: Optimizers, parameters: _Parameters) -> None:
     """ConfigError with the first difference between the run's optimizers and these."""
-    theirs, mine = _sent_by_name(sent), by_name(optimizers)
+    theirs, mine = sent_by_name(sent), by_name(optimizers)
     if set(theirs) != set(mine):
         raise ConfigError(f"the run has {_listed(theirs)}, and this worker has {_listed(mine)}", hint=_SAME_HINT)
     for name, optimizer in mine.items():
@@ -109,13 +109,13 @@ def restore_optimizers(
     adopt: bool = False,
 ) -> None:
     """Loads what `check_optimizers` has found to fit."""
-    theirs = _sent_by_name(sent)
+    theirs = sent_by_name(sent)
     for name, optimizer in by_name(optimizers).items():
         added.add(theirs[name], optimizer, parameters)
         restore_optimizer(theirs[name], optimizer, adopt=adopt)
 
 
-def _sent_by_name(sent: Any) -> dict[str, Any]:
+def sent_by_name(sent: Any) -> dict[str, Any]:
     """One optimizer has a kind, which is a string; of several, each name has one with these parts."""
     if not isinstance(sent, dict) or not all(isinstance(name, str) for name in sent):
         raise ProtocolError("the snapshot's part for the optimizer is not an optimizer's state")

@@ -114,6 +114,16 @@ class Snapshot:
         return self._digest
 
 
+class States(Protocol):
+    """What is saved, and restored: one worker's, or of a group what all its ranks have together."""
+
+    def capture(self, step: int) -> Snapshot: ...
+
+    def state_bytes(self) -> int: ...
+
+    def restore(self, snapshot: Snapshot, *, adopt: bool = False) -> None: ...
+
+
 class Holder:
     """Captures and restores the state of one worker: model, optimizer (or several by name) and `extras`.
 
@@ -136,9 +146,17 @@ class Holder:
         self._added = AddedGroups()
         check_kinds(self._extras)
 
-    def capture(self, step: int) -> Snapshot:
-        """The state as of now, which is the state after `step` steps. Call it between two optimizer steps."""
-        return self._taken(step, copied, lambda module: InOrder(copied(module.get_extra_state())), capture_extra)
+    def capture(self, step: int, *, of: Callable[[torch.Tensor], torch.Tensor] = local) -> Snapshot:
+        """The state as of now, which is the state after `step` steps. Call it between two optimizer steps. `of`: what
+        is taken of tensors that are sharded over a group."""
+        return self._taken(step, copied, lambda module: InOrder(copied(module.get_extra_state())), capture_extra, of)
+
+    def state_bytes(self) -> int:
+        return self.capture(0).nbytes
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        put_away_gathered(self._model)
+        return named_parameters(self._model)
 
     def refer(self, step: int) -> Snapshot:
         """Like `capture`, but nothing is copied: to be read at once, in this thread."""
@@ -150,9 +168,9 @@ class Holder:
         buffers: Callable[[dict[str, torch.Tensor]], Any],
         of_module: Callable[[torch.nn.Module], Any],
         of_extra: Callable[[Stateful], Any],
+        of: Callable[[torch.Tensor], torch.Tensor] = local,
     ) -> Snapshot:
-        put_away_gathered(self._model)
-        parameters = named_parameters(self._model)
+        parameters = self.parameters()
         state = {
             "parameters": parameters,
             "requires_grad": {name: value.requires_grad for name, value in parameters.items()},
@@ -162,7 +180,7 @@ class Holder:
             "optimizer": capture_optimizers(self._optimizer, parameters),
             "extras": {name: of_extra(extra) for name, extra in self._extras.items()},
         }
-        tree, tensors = flatten(state, sort=True, anywhere=True)
+        tree, tensors = flatten(state, sort=True, anywhere=True, of=of)
         return Snapshot.taken(step, pack_tree(tree), tensors)
 
     def place(self, tree: bytes, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
@@ -193,8 +211,7 @@ class Holder:
             raise ProtocolError("the snapshot does not have the parts of a training state")
         if not all(isinstance(part, dict) for part in state.values()):
             raise ProtocolError("a part of the snapshot is not a dict")
-        put_away_gathered(self._model)
-        parameters = named_parameters(self._model)
+        parameters = self.parameters()
         parts = {name: local(parameter) for name, parameter in parameters.items()}
         buffers = dict(self._buffers.to_restore() if self._buffers else named_buffers(self._model))
         modules = dict(self._speaking_modules())

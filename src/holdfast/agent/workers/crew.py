@@ -110,9 +110,7 @@ class Crew:
             run_dir=self._directory.path,
             worker=worker,
             socket_dir=self._socket_dir,
-            checkpoint=settings.checkpoint.placed(
-                self._directory.path, alone=not settings.ledger and settings.ranks == 1
-            ).encode(),
+            checkpoint=settings.checkpoint.placed(self._directory.path, alone=not settings.ledger).encode(),
         )
         # The ledger that the agent serves itself is never away for long.
         place = replace(place, listen=self._listen, outage_s=settings.outage_s if settings.ledger else 0.0)

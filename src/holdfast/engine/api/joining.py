@@ -128,7 +128,7 @@ def join(
     ).validate()
     config, plan = planned(config, dataset, batch_size, sampler, batch_sampler)
     mode.check(config, plan)
-    check_sharded(sharded, mode, config, plan)
+    check_sharded(sharded, mode, config, plan, saving, extras)
     ahead: dict[str, Any] = {
         "num_workers": num_workers,
         "prefetch_factor": prefetch_factor,

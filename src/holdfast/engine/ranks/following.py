@@ -16,6 +16,7 @@ from holdfast.core.errors import Evicted
 from holdfast.core.words import Registration, View
 from holdfast.engine.ranks.forming import of_rank
 from holdfast.engine.ranks.link import Link, Message
+from holdfast.engine.ranks.whole_state import FollowingCheckpoints, join_capture, join_restore
 from holdfast.engine.worker import TICK_S, Worker
 from holdfast.membership import messages as m
 from holdfast.membership.planes import Reduction
@@ -54,15 +55,9 @@ class Plane:
 class FollowingWorker(Worker):
     """See the module."""
 
-    @property
-    def ranks(self) -> int:
-        return ranks_here().count
-
-    @property
-    def rank(self) -> int:
-        return ranks_here().rank
-
-    def follow(self) -> FollowingWorker:
+    def follow(self, checkpoints: FollowingCheckpoints) -> FollowingWorker:
+        checkpoints.heed_until_through = self._until_through
+        self.ranks, self.rank = ranks_here().count, ranks_here().rank
         self._first = Link(ranks_here().links[0])
         self._given = False  # rank 0's loop has the word
         return self
@@ -113,6 +108,18 @@ class FollowingWorker(Worker):
             handler = self._PERFORMED.get(type(effect))
             if handler is not None:
                 handler(self, effect)
+
+    def _join_capture(self, step: int) -> None:
+        join_capture(self._transfer.holder, step)
+
+    def _join_restore(self, *message: Any) -> None:
+        join_restore(self._transfer.holder, message)
+        self._transfer.capture.buffers.rebase()
+
+    def _until_through(self) -> None:
+        """Do what rank 0 says, in the line of the script where both are, until it has done with it."""
+        while (message := self._first.receive()) != ("through",):
+            self._heed(message)
 
     def _hear_memory(self, view: int, peer: str, slots: int, slot_bytes: int, fd: int) -> None:
         own, plane = self.gradients.shared_arena, self._plane
@@ -171,6 +178,9 @@ class FollowingWorker(Worker):
         "note": _hear_note,
         "mean": _fetch_mean,
         "given": _hear_given,
+        "capture": _join_capture,
+        "restore": _join_restore,
+        "through": lambda worker: None,  # rank 0 leaves in a line to which this one has not come
     }
     # What is said to the ledger or to other groups, rank 0 says.
     _PERFORMED: ClassVar[dict[type, Any]] = {

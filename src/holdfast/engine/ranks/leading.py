@@ -21,11 +21,8 @@ from holdfast.placement.ranks import ranks_here
 class LeadingWorker(Worker):
     """See the module."""
 
-    @property
-    def ranks(self) -> int:
-        return ranks_here().count
-
     def lead(self) -> LeadingWorker:
+        self.ranks = ranks_here().count
         self._others = Links(ranks_here().links)
         self._arenas: tuple[int, set[str]] = (0, set())  # of which members the others have the memory, in which view
         return self
