@@ -98,7 +98,9 @@ def test_a_killed_rank_costs_its_group_and_no_bit(tmp_path: Path, whole: dict[st
         (rank,) = others_of(run.pids["w1.1"])
         before = dict(run.pids)
         os.kill(rank, signal.SIGKILL)
-        run.wait(lambda: any(name.startswith("w1.") and name != "w1.1" for name in run.members), "another group")
+        run.wait(lambda: "w1.2" in run.registered, "another group")
+        gate.open_to(5)
+        run.wait(lambda: "w1.2" in run.members, "it to be taken in")
         gate.open_to()
         assert digest_of(run) == right
         exits = [
