@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import holdfast
 from measuring import Measurement, write
-from workloads import SEED, WORKLOADS
+from workloads import SEED, WORKLOADS, shard
 
 
 def main() -> None:
@@ -24,6 +24,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--warmup", type=int)
     parser.add_argument("--steps", type=int)
+    parser.add_argument(
+        "--sharded", action="store_true", help="over the ranks of a group; --workers are all ranks then"
+    )
     args = parser.parse_args()
 
     workload = WORKLOADS[args.workload]
@@ -33,6 +36,8 @@ def main() -> None:
     measurement.memory_before_model()
 
     model = workload.model()
+    if args.sharded:
+        shard(model, holdfast.group().mesh)
     optimizer = workload.optimizer(model)
     run = holdfast.join(model, optimizer, dataset, batch_size=workload.batch, shards=args.workers, seed=SEED)
     for step in run.steps(warmup + steps):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ parser.add_argument("--plain", action="store_true")
 parser.add_argument("--large", action="store_true", help="so large that a reduction takes two rounds")
 parser.add_argument("--gate", default="")
 parser.add_argument("--shards", type=int, default=8)
+parser.add_argument("--wrong", default="", help="what a group cannot do")
 args = parser.parse_args()
 
 
@@ -28,7 +30,7 @@ class Net(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first = nn.Linear(33, width)
-        self.norm = nn.LayerNorm(width)
+        self.norm = nn.BatchNorm1d(width) if args.wrong == "batch norm" else nn.LayerNorm(width)
         self.hidden = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1))
         self.last = nn.Linear(width, 11)
 
@@ -65,19 +67,22 @@ def main() -> None:
     }
     optimizer = kinds[args.optimizer](model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7)
-    run = holdfast.join(
-        model, optimizer, Samples(), batch_size=48, shards=args.shards, seed=3, extras={"scheduler": scheduler}
-    )
+    more: dict[str, Any] = {"mode": holdfast.Elastic()} if args.wrong == "elastic" else {}
+    extras = {"scheduler": scheduler}
+    run = holdfast.join(model, optimizer, Samples(), batch_size=48, shards=args.shards, seed=3, extras=extras, **more)
+    if args.wrong == "evaluate":
+        run.evaluate(Samples(), lambda batch: {"loss": F.mse_loss(model(batch[0]), batch[1])})
     for step in run.steps(args.steps):
         wait_at(Path(args.gate) if args.gate else None, f"{run.id}-{rank}", step.number)
         for x, y in step:
             loss = F.mse_loss(model(x), y)
             loss.backward()
             step.record(loss=loss)
+        norm = holdfast.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         scheduler.step()
         if run.leader:
-            print(f"step {step.number} loss {step.metrics['loss']!r}", flush=True)
+            print(f"step {step.number} loss {step.metrics['loss']!r} norm {norm.item()!r}", flush=True)
     digest = run.digest()
     print(f"digest {digest}", flush=True)
 

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 
+from holdfast.cli.main import main
 from holdfast.placement.proc import process_state
 from holdfast.testing.observed_run import ObservedRun
 from tests.harness.gate import Gate
@@ -125,3 +127,63 @@ def test_the_other_ranks_end_with_their_first(tmp_path: Path, whole: dict[str, s
         run.wait(lambda: not any(map(process_state, ranks)), "the kernel to end the others", 10)
         gate.open_to()
         assert digest_of(run) == whole["SGD"]
+
+
+def test_a_checkpoint_of_groups_is_loaded_by_any_number_of_ranks(tmp_path: Path, whole: dict[str, str]) -> None:
+    """Two groups of two save; one of four goes on, and then a model that is not sharded, to the bits of one that did
+    all of it."""
+    place = tmp_path / "checkpoints"
+    options, digests = ["--checkpoint", str(place), "--save-every", "1"], []
+    for steps, groups, ranks, words in ((2, 2, 2, []), (4, 1, 4, []), (STEPS, 1, 1, ["--plain"])):
+        counts = ["--workers", str(groups), "--ranks", str(ranks)]
+        run = ObservedRun(tmp_path, "r", [*counts, *options], [SCRIPT, str(steps), "AdamW", *words])
+        run.start()
+        try:
+            digests.append(run.finish(90))
+        finally:
+            run.end()
+        run.look()
+        resumed = [event["step"] for event in run.seen if event["kind"] == "resumed"]
+        assert resumed == [2, 4][: len(digests) - 1]
+    assert digests[-1] == whole["AdamW"]
+    to = tmp_path / "whole.safetensors"
+    assert main(["checkpoint", "export", str(place), "--step", "4", "--only", "parameters", "--to", str(to)]) == 0
+    exported = safetensors.torch.load_file(to)
+    assert {name: tuple(tensor.shape) for name, tensor in exported.items()}["parameters/hidden.0.weight"] == (57, 57)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--ranks", "3"], "a power of two"),
+        (["--ranks", "2", "--path", "network"], "--path network does not go with --ranks 2"),
+        (["--ranks", "2", "--listen", "127.0.0.1"], "--listen does not go with --ranks 2"),
+        (["--ranks", "2", "--servers", "1"], "--servers does not go with --ranks 2"),
+        (["--ranks", "2", "--audit", "0.5"], "--audit does not go with --ranks 2"),
+        (["--ranks", "2", "--memory", "plain"], "--memory does not go with --ranks 2"),
+        (["--ranks", "2", "--keep-best", "loss:min"], "--keep-best does not go with --ranks 2"),
+        (["--ranks", "2", "--ledger", "etcd://127.0.0.1:1"], "--ledger does not go with --ranks 2"),
+    ],
+)
+def test_what_does_not_go_with_ranks_is_said_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], why: str
+) -> None:
+    code = main(["run", "--dir", str(tmp_path), "--run", "r", "--workers", "1", *words, SCRIPT, "1", "SGD"])
+    assert code == 2 and why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--plain"], "--ranks 2 asks for groups that shard the model, and the model is not sharded"),
+        (["--shards", "3"], "3 shards cannot be dealt to groups of 2 ranks"),
+        (["--wrong", "batch norm"], "a buffer of a model that is sharded over a group changes"),
+        (["--wrong", "elastic"], "the mode Elastic does not train models that are sharded"),
+        (["--wrong", "evaluate"], "run.evaluate does not go with groups of ranks yet"),
+    ],
+)
+def test_what_a_group_cannot_do_is_one_sentence(tmp_path: Path, words: list[str], why: str) -> None:
+    with training(tmp_path, 1, 2, "SGD", *words) as run:
+        run.wait(run.over, "the end of the run", 60)
+        assert run.agent is not None and run.agent.returncode == 2, run.log()
+        assert why in run.log()
