@@ -8,7 +8,6 @@ import socket
 import time
 import warnings
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -240,8 +239,13 @@ class Place:
         desk, means = SnapshotDesk(kernel), MeanDesk(kernel.now)
         feed = self._feed(config, attendance.ledger(self.ledger), *self._listen(arena, desk, means))
         rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None, kernel=kernel)
-        make = partial(self._checkpoints, config, saving, feed, rewinding)
-        inner = of_group(self.ranks, holder, self._following, make, keeps=bool(saving.uri))
+        inner = of_group(
+            self.ranks,
+            holder,
+            self._following,
+            lambda states: self._checkpoints(config, states, saving, feed, rewinding),
+            keeps=bool(saving.uri),
+        )
         if inner.keeps and (tables := capture.tables.on_servers):
             inner = TableRows(inner, tables, self.me, feed=feed, events=self.events)
         if attendance.state_elsewhere:
@@ -390,7 +394,7 @@ class Place:
         return memory_directory(environment.run_dir, self.keys.secret) if environment is not None else None
 
     def _checkpoints(
-        self, config: RunConfig, saving: CheckpointSettings, feed: LedgerFeed, rewinding: Rewinding, holder: States
+        self, config: RunConfig, holder: States, saving: CheckpointSettings, feed: LedgerFeed, rewinding: Rewinding
     ) -> NoCheckpoints:
         """In storage, in hosts' memory, or both. A run of one keeps nothing in memory: it has no host to itself."""
         environment, root = self.environment, self._memory_root()

@@ -36,6 +36,7 @@ class Ranks:
     links: list[socket.socket] = field(default_factory=list)  # in rank 0 to each other rank, in these to rank 0
     pids: list[int] = field(default_factory=list)  # in rank 0, of the other ranks
     pidfds: list[int] = field(default_factory=list)
+    failing: bool = False  # this rank has an error of its own to tell of
     ending: bool = False
 
 
@@ -78,6 +79,7 @@ def end_with_the_lost() -> None:
     """An error of this rank is none of its own if another has been killed: then this one ends as that one did."""
     if _here.rank or not _here.pids:
         return
+    _here.failing = True
     if (lost := _first_lost(_here, FAIL_TOGETHER_S)) is not None:
         _end_as(*lost)
 
@@ -89,11 +91,13 @@ def let_the_others_end(code: int) -> None:
         link.close()
     if code == 0:
         poll = select.poll()
-        waiting = {pidfd: poll.register(pidfd, select.POLLIN) for pidfd in _here.pidfds}
-        while waiting and (ready := poll.poll(END_TOGETHER_S * 1000)):
+        living = set(_here.pidfds)
+        for pidfd in living:
+            poll.register(pidfd, select.POLLIN)
+        while living and (ready := poll.poll(END_TOGETHER_S * 1000)):
             for pidfd, _ in ready:
                 poll.unregister(pidfd)
-                del waiting[pidfd]
+                living.discard(pidfd)
     for pidfd in _here.pidfds:
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -117,20 +121,24 @@ def _watch(group: Ranks) -> None:
             if code < 0:
                 _end_as(rank, code)
             if code > 0:  # its script failed: perhaps for want of another rank, else it fails here too
-                _end_as(*(_first_lost(group, FAIL_TOGETHER_S) or (rank, code)))
+                lost = _first_lost(group, FAIL_TOGETHER_S)
+                if lost is None and (group.failing or group.ending):
+                    return  # and this rank says so itself
+                _end_as(*(lost or (rank, code)))
 
 
 def _first_lost(group: Ranks, within_s: float) -> tuple[int, int] | None:
-    """A rank that was killed, or is within that time."""
-    poll = select.poll()
-    for pidfd in group.pidfds:
+    """A rank that was killed, or is within that time. None as soon as no other rank lives."""
+    poll, living = select.poll(), set(group.pidfds)
+    for pidfd in living:
         poll.register(pidfd, select.POLLIN)
-    while ready := poll.poll(within_s * 1000):
+    while living and (ready := poll.poll(within_s * 1000)):
         for pidfd, _ in ready:
             rank, code = _how(group, pidfd)
             if code < 0:
                 return rank, code
             poll.unregister(pidfd)
+            living.discard(pidfd)
     return None
 
 

@@ -22,8 +22,8 @@ def is_sharded(tensor: Any) -> bool:
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """All of it. A collective where the tensor is sharded."""
-    gathered: torch.Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return gathered
+    found: Any = tensor
+    return found.full_tensor() if is_sharded(tensor) else tensor
 
 
 def as_part_of(like: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -39,8 +39,7 @@ def as_part_of(like: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def put_away_gathered(model: torch.nn.Module) -> None:
-    """A forward pass without a backward leaves gathered parameters in the model: each rank keeps its part again."""
-    for module in model.modules():
-        if hasattr(module, "set_custom_reduce_scatter"):
-            module.reshard()
+def sharding_modules(model: torch.nn.Module) -> list[Any]:
+    """Those that gather their parameters for a forward pass. Without a backward they are left gathered: `reshard` them
+    before parameters are looked for."""
+    return [module for module in model.modules() if hasattr(type(module), "set_custom_reduce_scatter")]

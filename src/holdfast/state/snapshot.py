@@ -28,7 +28,7 @@ from holdfast.state.digest import state_digest
 from holdfast.state.extras import Stateful, capture_extra, check_kinds, refer_to_extra, restore_extra
 from holdfast.state.flags import ModuleFlags
 from holdfast.state.layout import TensorSpec, allocate, dense, dtype_name, spec_of
-from holdfast.state.local import local, put_away_gathered
+from holdfast.state.local import local, sharding_modules
 from holdfast.state.naming import named_buffers, named_parameters, plain_name
 from holdfast.state.optimizer import (
     AddedGroups,
@@ -142,6 +142,7 @@ class Holder:
         self._optimizer = optimizer
         self._extras = dict(extras or {})
         self._buffers = buffers
+        self._sharding = sharding_modules(model)
         self._flags = ModuleFlags(model)
         self._added = AddedGroups()
         check_kinds(self._extras)
@@ -155,7 +156,8 @@ class Holder:
         return self.capture(0).nbytes
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        put_away_gathered(self._model)
+        for module in self._sharding:
+            module.reshard()
         return named_parameters(self._model)
 
     def refer(self, step: int) -> Snapshot:

@@ -146,7 +146,7 @@ class FollowingWorker(Worker):
     @property
     def _plane(self) -> Plane | None:
         plane: Any = self._group
-        return plane
+        return plane  # type: ignore[no-any-return]
 
     def _enter(self, effect: m.Open) -> None:
         self._drop()

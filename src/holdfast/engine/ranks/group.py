@@ -68,14 +68,14 @@ def _fsdp_module() -> Any:
 
 
 def _store(count: int) -> Any:
-    from torch.distributed import FileStore, HashStore
+    import torch.distributed as dist
 
     environment = environment_of_process()
     if count == 1 or environment is None:
-        return HashStore()
+        return dist.HashStore()  # type: ignore[attr-defined]
     # In the run's own directory of sockets, which only this user can open; the last rank that lets go deletes it.
     path = environment.socket_dir / f"{environment.worker.partition('@')[0]}.world"
-    return FileStore(str(path), count)
+    return dist.FileStore(str(path), count)  # type: ignore[attr-defined]
 
 
 def take_sums(model: torch.nn.Module) -> bool:

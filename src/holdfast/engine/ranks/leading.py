@@ -8,7 +8,7 @@ here. So a step that one plane has not reduced is committed in none. Belongs to 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from holdfast.engine.ranks.link import Links
 from holdfast.engine.worker import Worker
@@ -100,7 +100,7 @@ class LeadingWorker(Worker):
     def _fetch_all(self, effect: m.Fetch) -> None:
         assert self.machine.view is not None
         self.waiting.say_fetching(effect.sources)
-        mine = self._transfer.fetch(self.machine.view, effect, self._registrations)
+        mine: Any = self._transfer.fetch(self.machine.view, effect, self._registrations)
         found = loaded_in_all([mine, *(theirs for (theirs,) in self._others.hear("fetched"))])
         if isinstance(found, m.End):
             self.leaving.leave(found)

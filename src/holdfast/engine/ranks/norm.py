@@ -53,11 +53,11 @@ def _rows_of_all(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     ranks = group.size()
     sizes = [-(-grads[number].shape[0] // ranks) for number in sharded]  # rows on a rank, fewer on the last ones
     packed = torch.zeros(sum(sizes), dtype=torch.float64)
-    for part, number in zip(packed.split(sizes), sharded, strict=True):
+    for part, number in zip(torch.split(packed, sizes), sharded, strict=True):
         part[: mine[number].numel()] = mine[number]
     everybody = torch.empty(ranks * packed.numel(), dtype=torch.float64)
     dist.all_gather_into_tensor(everybody, packed, group=group)
-    parts = everybody.view(ranks, -1).split(sizes, dim=1)
+    parts = torch.split(everybody.view(ranks, -1), sizes, dim=1)
     for part, number in zip(parts, sharded, strict=True):
         mine[number] = part.reshape(-1)[: grads[number].shape[0]]
     return mine
