@@ -8,6 +8,7 @@ import socket
 import time
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -121,6 +122,8 @@ def _late_s(environment: WorkerEnvironment | None, slot_bytes: int) -> float:
 class Place:
     """Where this process belongs: its run's ledger, its id, its listener."""
 
+    ranks = Ranks()  # of the group that this worker is
+
     def __init__(self, environment: WorkerEnvironment | None, mark: str, mode: Mode) -> None:
         self.environment = environment
         self.mode = mode
@@ -132,7 +135,6 @@ class Place:
         self.host = (environment.host if environment else "") or socket.gethostname()
         self.ledger: Ledger
         self.events: EventLog
-        self._following = FollowingCheckpoints()
         self.ranks = ranks_here() if environment is not None else Ranks()
         if environment is None:
             self.me = "w0.1"
@@ -239,13 +241,9 @@ class Place:
         desk, means = SnapshotDesk(kernel), MeanDesk(kernel.now)
         feed = self._feed(config, attendance.ledger(self.ledger), *self._listen(arena, desk, means))
         rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None, kernel=kernel)
-        inner = of_group(
-            self.ranks,
-            holder,
-            self._following,
-            lambda states: self._checkpoints(config, states, saving, feed, rewinding),
-            keeps=bool(saving.uri),
-        )
+        following = FollowingCheckpoints(keeps=bool(saving.uri))
+        alone = partial(self._checkpoints, config, saving=saving, feed=feed, rewinding=rewinding)
+        inner = of_group(self.ranks, holder, following, alone)
         if inner.keeps and (tables := capture.tables.on_servers):
             inner = TableRows(inner, tables, self.me, feed=feed, events=self.events)
         if attendance.state_elsewhere:
@@ -286,7 +284,7 @@ class Place:
             audits=self._audits(config, machine, holder, feed, calls, aggregator, downloads),
         )
         feed.start()
-        return in_its_rank(worker, self._following)
+        return in_its_rank(worker, following)
 
     def _gradients(
         self,

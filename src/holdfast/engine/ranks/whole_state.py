@@ -81,7 +81,8 @@ class LeadingCheckpoints(NoCheckpoints):
 class FollowingCheckpoints(NoCheckpoints):
     """In the other ranks: they come when rank 0 puts the state together."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool) -> None:
+        self.keeps = keeps
         self.heed_until_through: Callable[[], None] = lambda: None  # do what rank 0 says, until it has saved
 
     def save_last(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None:
@@ -99,18 +100,15 @@ def of_group(
     ranks: Ranks,
     holder: Holder,
     following: FollowingCheckpoints,
-    make: Callable[[States], NoCheckpoints],
-    *,
-    keeps: bool,
+    alone: Callable[[States], NoCheckpoints],
 ) -> NoCheckpoints:
-    """What `make` makes for a worker by itself, for this rank. Rank 0 saves for all."""
+    """What `alone` makes for a worker by itself, for this rank. Rank 0 saves for all."""
     if ranks.count == 1:
-        return make(holder)
+        return alone(holder)
     if ranks.rank:
-        following.keeps = keeps
         return following
     links = Links(ranks.links)
-    return LeadingCheckpoints(make(WholeStates(holder, links, ranks.count)), links)
+    return LeadingCheckpoints(alone(WholeStates(holder, links, ranks.count)), links)
 
 
 def join_capture(holder: Holder, step: int) -> None:
