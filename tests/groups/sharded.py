@@ -78,7 +78,7 @@ def main() -> None:
             loss = F.mse_loss(model(x), y)
             loss.backward()
             step.record(loss=loss)
-        norm = holdfast.clip_grad_norm_(model.parameters(), 0.5)
+        norm = holdfast.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         scheduler.step()
         if run.leader:

@@ -12,7 +12,7 @@ from holdfast.membership import planes
 from holdfast.membership.planes import Reduction
 from tests.harness.simulator import Violation, World, simulate
 
-SEEDS = 120
+SEEDS = 200
 MUTANT_SEEDS = 200
 ALIKE: dict[str, Any] = {"network": False, "hosts": 1, "late": False, "save_every": 0, "rewinds": 0}
 
