@@ -123,7 +123,7 @@ def join(
         checkpoint="" if saving.own else saving.uri,
         non_finite=non_finite,
         spike=spike,
-        **(without_recomputing(audited(environment), model) if not sharded else {}),
+        **without_recomputing(audited(environment), model),
         mode=mode.words(),
     ).validate()
     config, plan = planned(config, dataset, batch_size, sampler, batch_sampler)
