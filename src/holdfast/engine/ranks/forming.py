@@ -13,6 +13,7 @@ from holdfast.engine.ranks.link import Link, Links
 from holdfast.placement.ranks import ranks_here
 from holdfast.reduce.arena import Arena
 
+JOIN_S = 300.0  # ranks that build the same model come to holdfast.join at nearly the same time
 SOCKET_SUFFIX = ".sock"
 
 
@@ -32,9 +33,9 @@ def form(slot_bytes: int, digest: str) -> Formed:
     if here.rank:
         link = Link(here.links[0])
         link.send("part", slot_bytes, digest)
-        return Formed(*link.expect("formed"))
+        return Formed(*link.expect("formed", JOIN_S))
     links = Links(here.links)
-    parts = [(slot_bytes, digest), *links.hear("part")]
+    parts = [(slot_bytes, digest), *links.hear("part", JOIN_S)]
     together = hashlib.blake2b("".join(part for _, part in parts).encode(), digest_size=16).hexdigest()
     formed = Formed(max(size for size, _ in parts), together)
     links.tell("formed", formed.slot_bytes, formed.digest)
@@ -48,7 +49,7 @@ def make_arena(slots: int, slot_bytes: int) -> Arena:
         arena = Arena.create(slots, slot_bytes, parts=here.count)
         Links(here.links).tell("arena", arena.slot_bytes, fd=arena.fd)
         return arena
-    exact, fd = Link(here.links[0]).expect("arena")
+    exact, fd = Link(here.links[0]).expect("arena", JOIN_S)
     return Arena(fd, slots, exact, part=here.rank, parts=here.count)
 
 

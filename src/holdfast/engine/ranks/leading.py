@@ -17,6 +17,9 @@ from holdfast.membership.planes import Reduction, loaded_in_all, reduced_in_all
 from holdfast.net.groups import Gone, Group, Said
 from holdfast.placement.ranks import ranks_here
 
+STEP_S = 30.0  # ranks do the same work, and gather each other's parameters on the way: none is much later
+FETCH_S = 600.0
+
 
 class LeadingWorker(Worker):
     """See the module."""
@@ -35,7 +38,7 @@ class LeadingWorker(Worker):
     def computed(self, step: int, durations_s: Sequence[SupportsFloat], *, over: str = "") -> None:
         """Also by the other ranks, whose metrics go along with mine."""
         gradients = self.gradients
-        for theirs, metrics, gathered in self._others.hear("computed"):
+        for theirs, metrics, gathered in self._others.hear("computed", STEP_S):
             assert theirs == step, f"a rank has computed step {theirs}, and this one {step}"
             for name, values in metrics.items():
                 gradients.metrics.setdefault(name, {}).update(values)
@@ -94,14 +97,14 @@ class LeadingWorker(Worker):
         own = self._queue.popleft()
         assert isinstance(own, m.Reduced | m.ReductionFailed) and own.step == step
         mine = Reduction(step, own.peer, own.reason) if isinstance(own, m.ReductionFailed) else Reduction(step)
-        theirs = [plane for (plane,) in self._others.hear("reduced")]
+        theirs = [plane for (plane,) in self._others.hear("reduced", STEP_S)]
         self._queue.appendleft(reduced_in_all([mine, *theirs]))
 
     def _fetch_all(self, effect: m.Fetch) -> None:
         assert self.machine.view is not None
         self.waiting.say_fetching(effect.sources)
         mine: Any = self._transfer.fetch(self.machine.view, effect, self._registrations)
-        found = loaded_in_all([mine, *(theirs for (theirs,) in self._others.hear("fetched"))])
+        found = loaded_in_all([mine, *(theirs for (theirs,) in self._others.hear("fetched", FETCH_S))])
         if isinstance(found, m.End):
             self.leaving.leave(found)
         (self._queue.appendleft if isinstance(found, m.Loaded) else self._queue.append)(found)

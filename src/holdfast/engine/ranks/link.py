@@ -38,19 +38,26 @@ class Link:
         self._sock.settimeout(timeout_s)
         try:
             first, fds, _, _ = socket.recv_fds(self._sock, _HEADER.size, 1)
-            self._sock.settimeout(None)
-            size, has_fd = _HEADER.unpack(first + self._read(_HEADER.size - len(first)) if first else self._read(1))
+            if not first:
+                raise _gone()
+            self._sock.settimeout(None)  # what has begun comes whole
+            size, has_fd = _HEADER.unpack(first + self._read(_HEADER.size - len(first)))
             message: Message = pickle.loads(self._read(size))
         except (TimeoutError, BlockingIOError):
             return None
         except OSError as error:
             raise _gone() from error
+        finally:
+            self._sock.settimeout(None)
         return (*message, fds[0]) if has_fd else message
 
-    def expect(self, kind: str) -> Message:
-        """What a rank says that is at the same place: nothing else can come."""
-        message = self.receive()
-        assert message is not None and message[0] == kind, f"expected {kind}, and was told {message}"
+    def expect(self, kind: str, within_s: float) -> Message:
+        """What a rank says that is at the same place: nothing else can come. Evicted if it does not come in time: one
+        that stands still must not hold up the other groups, and ends with this one."""
+        message = self.receive(within_s)
+        if message is None:
+            raise Evicted(f"another rank of its group has not answered for {within_s:g} s")
+        assert message[0] == kind, f"expected {kind}, and was told {message}"
         return message[1:]
 
     def _read(self, size: int) -> bytes:
@@ -76,9 +83,9 @@ class Links:
         for link in self._links:
             link.send(*message, fd=fd)
 
-    def hear(self, kind: str) -> list[Message]:
+    def hear(self, kind: str, within_s: float) -> list[Message]:
         """From each of them, in the order of ranks."""
-        return [link.expect(kind) for link in self._links]
+        return [link.expect(kind, within_s) for link in self._links]
 
 
 def _gone() -> Evicted:
