@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import torch
 from torch.nn import functional as F
 
 import holdfast
+from holdfast.state.local import local
 from measuring import Measurement, write
-from workloads import SEED, WORKLOADS
+from workloads import SEED, WORKLOADS, shard
 
 
 def main() -> None:
@@ -24,6 +26,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--warmup", type=int)
     parser.add_argument("--steps", type=int)
+    parser.add_argument(
+        "--sharded", action="store_true", help="over the ranks of a group; --workers are all ranks then"
+    )
     args = parser.parse_args()
 
     workload = WORKLOADS[args.workload]
@@ -33,6 +38,8 @@ def main() -> None:
     measurement.memory_before_model()
 
     model = workload.model()
+    if args.sharded:
+        shard(model, holdfast.group().mesh)
     optimizer = workload.optimizer(model)
     run = holdfast.join(model, optimizer, dataset, batch_size=workload.batch, shards=args.workers, seed=SEED)
     for step in run.steps(warmup + steps):
@@ -41,7 +48,15 @@ def main() -> None:
             loss.backward()
         optimizer.step()
         measurement.step_done()
-    write(args.out, measurement.figures())
+    write(args.out, {**measurement.figures(), "held_bytes": held_bytes(model, optimizer)})
+
+
+def held_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Of parameters, gradients and the optimizer's state: the memory behind them in this process, each once."""
+    tensors = [*model.parameters(), *(one.grad for one in model.parameters() if one.grad is not None)]
+    tensors += [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
+    storages = [local(tensor).untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Throughput and memory without failures: Holdfast against DistributedDataParallel on gloo, and torchft.
+"""Throughput and memory without failures: Holdfast against DistributedDataParallel on gloo, and torchft. With models
+that are sharded over pairs of ranks, groups against HSDP on gloo (FSDP2 over a mesh of two dimensions).
 
     python benchmarks/steady_state.py                      # everything, about 8 minutes on 2 cores
     python benchmarks/steady_state.py --check --json f.json
@@ -28,9 +29,12 @@ from workloads import WORKLOADS, Workload
 
 BASELINE = "ddp"
 HOLDFAST_PATHS = {"shared_memory": "shared-memory", "network": "network"}
-SYSTEMS = (BASELINE, *HOLDFAST_PATHS, "torchft")
+HSDP, GROUPS = SHARDED = ("hsdp", "groups")  # for two groups of two ranks, or more
+RANKS = 2
+SYSTEMS = (BASELINE, *HOLDFAST_PATHS, "torchft", *SHARDED)
 TITLES = {"ddp": "DDP", "shared_memory": "shared memory", "network": "network", "torchft": "torchft"}
-RATIO_MIN = {"shared_memory": 1.0, "network": 0.85}
+TITLES |= {"hsdp": "HSDP", "groups": "groups"}
+RATIO_MIN = {"shared_memory": 1.0, "network": 0.85, "groups": 1.0}
 MEMORY_GRADIENTS_MAX = 2.0
 # With smaller models the gradients drown in what the interpreter allocates by itself.
 MEMORY_WORKLOADS = ("25m",)
@@ -62,13 +66,24 @@ class Case:
     def median(self, system: str, figure: str) -> float:
         return statistics.median(getattr(outcome, figure) for outcome in self.outcomes[system])
 
+    def is_for(self, system: str) -> bool:
+        return system not in SHARDED or (self.workers >= 2 * RANKS and self.workers % RANKS == 0)
+
+    def is_compared(self, system: str) -> bool:
+        """Whether it and its baseline were measured, and are two."""
+        return system in self.outcomes and system != baseline_of(system) and baseline_of(system) in self.outcomes
+
     def ratio(self, system: str) -> float:
-        return self.median(system, "samples_per_s") / self.median(BASELINE, "samples_per_s")
+        return self.median(system, "samples_per_s") / self.median(baseline_of(system), "samples_per_s")
 
     def extra_gradients(self, system: str) -> float:
         """Peak memory beyond the baseline's, shared pages divided among their workers, in gradients' sizes."""
-        extra = self.median(system, "need_increase_bytes") - self.median(BASELINE, "need_increase_bytes")
+        extra = self.median(system, "need_increase_bytes") - self.median(baseline_of(system), "need_increase_bytes")
         return extra / self.workload.gradient_bytes
+
+
+def baseline_of(system: str) -> str:
+    return HSDP if system in SHARDED else BASELINE
 
 
 def main() -> int:
@@ -83,7 +98,7 @@ def main() -> int:
         for number in range(args.rounds):
             for case in cases:
                 rotated = systems[number % len(systems) :] + systems[: number % len(systems)]
-                for system in rotated:
+                for system in filter(case.is_for, rotated):
                     outcome = measure(case, system, quick=args.quick)
                     case.outcomes.setdefault(system, []).append(outcome)
                     progress(f"round {number + 1}/{args.rounds}", case, system, outcome, start)
@@ -138,8 +153,13 @@ def commands(case: Case, system: str, out: Path, common: list[str]) -> list[list
         script = "holdfast_worker.py"
         command = holdfast_command(out, run="bench", workers=case.workers, script=script, options=options)
         return [command + common]
+    if system == GROUPS:
+        options, common = ["--ranks", str(RANKS), "--checkpoint", "none"], [*common, "--sharded"]
+        groups = case.workers // RANKS
+        command = holdfast_command(out, run="bench", workers=groups, script="holdfast_worker.py", options=options)
+        return [command + common]
     script = str(BENCHMARKS / f"{system}_worker.py")
-    rendezvous = ["--rendezvous", f"file://{out}/rendezvous"] if system == BASELINE else []
+    rendezvous = ["--rendezvous", f"file://{out}/rendezvous"] if system in (BASELINE, HSDP) else []
     return [[sys.executable, script, "--rank", str(rank), *rendezvous, *common] for rank in range(case.workers)]
 
 
@@ -156,8 +176,8 @@ def progress(label: str, case: Case, system: str, outcome: Outcome, start: float
 def print_table(cases: Sequence[Case], systems: Sequence[str]) -> None:
     print(" model workers         system  samples/s  step ms  ratio     MB   extra")
     for case in cases:
-        for system in systems:
-            compared = system != BASELINE and BASELINE in case.outcomes
+        for system in filter(case.outcomes.__contains__, systems):
+            compared = case.is_compared(system)
             ratio = f"{case.ratio(system):.2f}" if compared else ""
             extra = f"{case.extra_gradients(system):+.1f} g" if compared else ""
             print(
@@ -165,10 +185,9 @@ def print_table(cases: Sequence[Case], systems: Sequence[str]) -> None:
                 f"{case.median(system, 'samples_per_s'):>10.0f} {case.median(system, 'step_s') * 1e3:>8.2f} "
                 f"{ratio:>6} {case.median(system, 'rss_increase_bytes') / 1e6:>6.0f} {extra:>7}"
             )
-    print("ratio: samples/s over DDP's. MB: a worker's peak resident memory beyond what it had before the model.")
-    print(
-        "extra: peak memory beyond DDP's, in units of the gradients' size (g), pages that workers share counted once."
-    )
+    print("ratio: samples/s over DDP's, of groups over HSDP's.")
+    print("MB: a worker's peak resident memory beyond what it had before the model.")
+    print("extra: that beyond the other's, in units of the gradients' size (g), pages that workers share counted once.")
 
 
 def flat_figures(cases: Sequence[Case]) -> dict[str, float]:
@@ -177,7 +196,7 @@ def flat_figures(cases: Sequence[Case]) -> dict[str, float]:
         for system in case.outcomes:
             for figure in ("samples_per_s", "step_s", "rss_increase_bytes", "need_increase_bytes"):
                 figures[f"{figure}_{system}_{case.name}"] = case.median(system, figure)
-            if system != BASELINE and BASELINE in case.outcomes:
+            if case.is_compared(system):
                 figures[f"ratio_{system}_{case.name}"] = case.ratio(system)
                 figures[f"extra_gradients_{system}_{case.name}"] = case.extra_gradients(system)
     return figures
@@ -187,8 +206,10 @@ def missed_bars(cases: Sequence[Case], ratio_min: Mapping[str, float] = RATIO_MI
     missed = []
     for case in cases:
         for system, least in ratio_min.items():
-            if system not in case.outcomes or BASELINE not in case.outcomes:
-                missed.append(f"{system} {case.name}: not measured against {BASELINE}")
+            if not case.is_for(system):
+                continue
+            if not case.is_compared(system):
+                missed.append(f"{system} {case.name}: not measured against {baseline_of(system)}")
                 continue
             if case.ratio(system) < least:
                 missed.append(f"ratio_{system}_{case.name} is {case.ratio(system):.3f}, below {least:.2f}")

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 SEED = 0
 
@@ -53,6 +57,16 @@ class Workload:
     @staticmethod
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def shard(model: nn.Sequential, mesh: DeviceMesh) -> None:
+    """Each layer by itself, as people do with blocks, and the whole."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 class Batches:

@@ -16,6 +16,7 @@ PARAMETERS_MAX = 10
 JOINING = "joining.py:join"  # one call with every argument of the library, most of it the signature
 PICKLES = {
     "data/by_value.py",  # from a worker's own loader processes, as everything that torch's queue brings from them
+    "engine/ranks/link.py",  # between the ranks of a group, which have forked each other
     "horovod/objects.py",  # broadcast_object(..., allow_pickle=True): at a script's request, from its own run
 }
 CONVERSIONS = {("exporting.py", "save"), ("importing.py", "load")}  # other programs' files, at a person's request
@@ -154,9 +155,9 @@ def test_the_public_names() -> None:
 
     errors, classes = (
         {"ConfigError", "Evicted", "HoldfastError", "Stopped"},
-        {"Async", "Checkpoints", "Elastic", "EmbeddingTable", "Exact", "Run", "Step"},
+        {"Async", "Checkpoints", "Elastic", "EmbeddingTable", "Exact", "Group", "Run", "Step"},
     )
-    expected = errors | classes | {"__version__", "join", "launch"}
+    expected = errors | classes | {"__version__", "clip_grad_norm_", "group", "join", "launch"}
     assert set(holdfast.__all__) == expected
     for name in holdfast.__all__:
         assert getattr(holdfast, name) is not None

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from holdfast.engine.api.joining import join
     from holdfast.engine.api.run import Run
     from holdfast.engine.api.step import Step
+    from holdfast.engine.ranks.group import Group, group
+    from holdfast.engine.ranks.norm import clip_grad_norm_
     from holdfast.launching.launch import launch
     from holdfast.modes.asynchronous import Async
     from holdfast.modes.elastic import Elastic
@@ -34,11 +36,14 @@ __all__ = [
     "EmbeddingTable",
     "Evicted",
     "Exact",
+    "Group",
     "HoldfastError",
     "Run",
     "Step",
     "Stopped",
     "__version__",
+    "clip_grad_norm_",
+    "group",
     "join",
     "launch",
 ]
@@ -53,6 +58,9 @@ _HOMES = {
     "Exact": "holdfast.modes.exact",
     "HoldfastError": "holdfast.core.errors",
     "Stopped": "holdfast.core.errors",
+    "Group": "holdfast.engine.ranks.group",
+    "group": "holdfast.engine.ranks.group",
+    "clip_grad_norm_": "holdfast.engine.ranks.norm",
     "join": "holdfast.engine.api.joining",
     "launch": "holdfast.launching.launch",
     "Run": "holdfast.engine.api.run",

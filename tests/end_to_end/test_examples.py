@@ -38,6 +38,20 @@ def trained(name: str, home: Path, workers: int) -> tuple[str, bytes]:
     return digest, best.read_bytes()
 
 
+def test_the_sharded_example_has_the_same_weights_with_two_groups_of_two_as_alone(tmp_path: Path) -> None:
+    digests = []
+    for ranks, workers in ((1, 1), (2, 2)):
+        words = ["--steps", "12", "--width", "32", "--layers", "1", "--context", "32"]
+        options = ["--workers", str(workers), "--ranks", str(ranks)]
+        run = ObservedRun(tmp_path, f"run{workers}", options, [str(EXAMPLES / "sharded_gpt.py"), *words])
+        run.start()
+        try:
+            digests.append(run.finish(90.0))
+        finally:
+            run.end()
+    assert digests[0] == digests[1]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_an_example_is_exact_with_its_validation_and_best_model(name: str, tmp_path: Path) -> None:
     assert trained(name, tmp_path, 1) == trained(name, tmp_path, 3)

@@ -39,6 +39,7 @@ class RunSettings(WorkerOptions, AgentOptions):
                     "--listen is for the network path, and --path asks for shared memory",
                     hint="leave out one of them; workers of one host need no --listen",
                 )
+        self._validate_ranks()
         self._validate_servers()
         self._validate_hosts()
         self.checkpoint.validate()
@@ -53,6 +54,26 @@ class RunSettings(WorkerOptions, AgentOptions):
     def only_serves(self) -> bool:
         """Whether this host has parameter servers and no workers."""
         return not self.workers
+
+    def _validate_ranks(self) -> None:
+        """What goes with groups of ranks, and what does not yet."""
+        if self.ranks == 1:
+            return
+        if self.ranks & (self.ranks - 1):
+            raise ConfigError(
+                f"--ranks is {self.ranks}", hint="a power of two, so that additions keep their order: 2, 4, 8, ..."
+            )
+        for given, why in (
+            ("--ledger" if self.ledger else "", "groups of ranks train on one host"),
+            ("--listen" if self.listen else "", "groups of ranks share the host's memory"),
+            ("--path network" if self.path == "network" else "", "groups of ranks share the host's memory"),
+            ("--servers" if self.servers else "", "parameter servers take whole gradients"),
+            ("--audit" if self.audit else "", "shards of groups are not computed twice"),
+            ("--keep-best" if self.checkpoint.keep_best else "", "groups do not agree on recorded values yet"),
+            ("--memory" if self.checkpoint.memory else "", "the state of groups is saved to storage only"),
+        ):
+            if given:
+                raise ConfigError(f"{given} does not go with --ranks {self.ranks}: {why}", hint="leave out one of them")
 
     def _validate_servers(self) -> None:
         """What parameter servers need. On several hosts, how many there are in all is not known here."""

@@ -11,7 +11,7 @@ from holdfast.cli.run_options import add_option
 from holdfast.cli.script_words import tell_misplaced
 from holdfast.core.errors import ConfigError
 from holdfast.core.options.declaring import option_of
-from holdfast.core.options.run import AgentOptions, CheckpointOptions
+from holdfast.core.options.run import AgentOptions, CheckpointOptions, WorkerOptions
 
 USAGE = (
     "holdfast drill [PLAN.toml] [options] -- script.py [arguments]\n"
@@ -40,6 +40,7 @@ def add_arguments(drill: argparse.ArgumentParser) -> None:
     drill.add_argument("--show", action="store_true", help="print the schedule of faults, and do nothing")
     add_option(drill, option_of(AgentOptions, "workers"), usual="4")
     add_option(drill, option_of(AgentOptions, "spares"), usual="2")
+    add_option(drill, option_of(WorkerOptions, "ranks"), usual="1")
     drill.add_argument("--hosts", type=int, metavar="N", help="in network namespaces (default: 1; --partition: 2)")
     drill.add_argument("--for", metavar="T", help="how long faults are injected (default: 60s)")
     drill.add_argument("--seed", type=int, metavar="S", help="which faults come when (default: 0)")
@@ -94,7 +95,8 @@ def _conduct(options: argparse.Namespace, plan: Any) -> int:
     module = words[0] == "-m"
     saving = CheckpointSettings(every=plan.save_every, keep_best=plan.keep_best)
     script = words[1] if module else words[0]
-    RunSettings(name="drill", script=script, module=module, workers=plan.workers, checkpoint=saving).validate()
+    of_plan: dict[str, Any] = {"workers": plan.workers, "ranks": plan.ranks, "checkpoint": saving}
+    RunSettings(name="drill", script=script, module=module, **of_plan).validate()
     if plan.servers:
         from holdfast.drills.server_drill import conduct_servers
 

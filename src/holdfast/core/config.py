@@ -12,7 +12,7 @@ from holdfast.core.words import decode_json, encode_json
 SHARDS_MAX = 4096
 SEED_MAX = 1 << 63
 NON_FINITE = ("stop", "ignore", "skip", "rewind")
-CHANGEABLE = ("non_finite", "spike", "rebalance")  # between two starts of a run, while nobody is in it
+CHANGEABLE = ("non_finite", "spike", "rebalance", "ranks")  # between two starts of a run, while nobody is in it
 HANDED = "iterable"  # the order of samples of which only the iterable knows
 PATHS = ("host", "hosts", "network")  # gradients travel through one host's memory, also between hosts, over TCP alone
 
@@ -35,6 +35,7 @@ class RunConfig:
     threads: int = 1
     parameters: int  # how many numbers the model trains
     path: str = "host"  # see PATHS. It decides no bits, but how many rounds of messages a step takes
+    ranks: int = 1  # a worker is a group of so many, which compute as many shards side by side; decides no bits
     outage_s: float = 0.0  # how long to train on without the ledger (0: for ever); see docs/decisions/0006
     checkpoint: str = ""  # where checkpoints are kept; empty: nowhere
     non_finite: str = "stop"  # see NON_FINITE
@@ -65,9 +66,19 @@ class RunConfig:
             raise ConfigError(f"path is {self.path!r}", hint=f"path is one of {', '.join(map(repr, PATHS))}")
         if self.rebalance not in REBALANCE:
             raise ConfigError(f"rebalance is {self.rebalance!r}", hint=f"rebalance is {' or '.join(REBALANCE)}")
+        if self.shards % self.ranks:
+            raise ConfigError(
+                f"{self.shards} shards cannot be dealt to groups of {self.ranks} ranks",
+                hint=f"make shards a multiple of {self.ranks}, or give --ranks a power of two that divides them",
+            )
         self._check_diverging()
         self._check_audits()
         return self
+
+    @property
+    def bundles(self) -> int:
+        """What workers divide among themselves: shards, or so many of them as a group computes side by side."""
+        return self.shards // self.ranks
 
     def _check_audits(self) -> None:
         if not 0 <= self.audit <= 1:

@@ -162,6 +162,7 @@ class Conductor:
     def _prepare(self, ground: Ground) -> tuple[Engine, Nemesis]:
         run, traces = ground.run("faulty"), TraceReader(ground.traces("faulty"))
         nemesis = Nemesis(ground, run, "faulty", self._tell, lambda: traces.step)
+        nemesis.ranks = self.request.plan.ranks
         engine = Engine(run, traces, nemesis)
         engine.told = lambda fresh: self._tell_recoveries(engine, nemesis, fresh)
         return engine, nemesis

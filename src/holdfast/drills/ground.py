@@ -41,6 +41,8 @@ class Setting:
 
 def setting_of(plan: DrillPlan) -> Setting:
     options = ["--restarts", "100000", "--save-every", plan.save_every, "--keep", str(KEPT)]
+    if plan.ranks > 1:
+        options += ["--ranks", str(plan.ranks)]
     if plan.keep_best:
         options += ["--keep-best", plan.keep_best]
     if plan.corrupt:

@@ -18,7 +18,7 @@ from holdfast.drills.ground import Ground
 from holdfast.drills.schedule import DoneFault, Planned
 from holdfast.drills.trace import order_path, result_path
 from holdfast.placement.directory import replace_file
-from holdfast.placement.proc import process_state
+from holdfast.placement.proc import process_of_rank, process_state
 from holdfast.testing.observed_run import Observed, ObservedRun, send
 
 SLOW_PERIOD_S = 0.1
@@ -44,6 +44,7 @@ class Nemesis:
         self.run = run
         self.done: list[DoneFault] = []
         self.stopped: set[int] = set()  # processes that nobody will wake
+        self.ranks = 1  # of the group that each worker is: any of them is killed
         self._traces = ground.traces(name)
         self._name = name
         self._say = say
@@ -101,9 +102,10 @@ class Nemesis:
     def kill(self, planned: Planned, *victims: str) -> None:
         pids = [self.run.pids[victim] for victim in victims]
         which = ", ".join(f"{victim} (process {pid})" for victim, pid in zip(victims, pids, strict=True))
-        self._note(planned, f"kill -9 {which or 'nobody'}", *victims)
+        rank = len(self.done) % self.ranks
+        self._note(planned, f"kill -9 {which or 'nobody'}{f', its rank {rank}' if self.ranks > 1 else ''}", *victims)
         for pid in pids:
-            send(pid, signal.SIGKILL)
+            send(process_of_rank(pid, rank), signal.SIGKILL)
         deadline = time.monotonic() + DEATH_S
         while any(map(process_state, pids)) and time.monotonic() < deadline:
             time.sleep(0.001)  # it must not count as a survivor of the next one

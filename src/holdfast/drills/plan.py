@@ -42,6 +42,7 @@ class DrillPlan:
 
     workers: int = 4
     spares: int = 2  # a worker takes seconds to start: one would be missing whenever two die in that time
+    ranks: int = 1  # each worker is a group of so many, any of which may be killed
     hosts: int = 1
     for_s: float = 60.0
     seed: int = 0
@@ -102,6 +103,11 @@ class DrillPlan:
                 f"--corrupt needs 3 workers, and there are {self.workers}",
                 hint="of two that disagree nobody knows who is wrong; add --workers 4",
             )
+        if self.ranks > 1 and (self.hosts > 1 or self.corrupt):
+            raise ConfigError(
+                f"{'--hosts' if self.hosts > 1 else '--corrupt'} does not go with --ranks {self.ranks}",
+                hint="groups of ranks train on one host, and their states are not compared",
+            )
         if self.partition_s and self.hosts < 2:
             raise ConfigError("--partition needs at least 2 hosts to cut", hint="leave --hosts out, or give 2 or more")
         return self
@@ -160,7 +166,7 @@ def parse_plan(options: Mapping[str, Any]) -> DrillPlan:
             settings[f"{name.replace('-', '_')}_s"] = _duration(name, value)
         elif name == "slow":
             settings["slow"] = tuple(map(parse_slow, value if isinstance(value, list | tuple) else [value]))
-        elif name in ("workers", "spares", "hosts", "seed", "stop", "servers"):
+        elif name in ("workers", "spares", "ranks", "hosts", "seed", "stop", "servers"):
             settings[name] = _whole(name, value)
         else:
             settings[name.replace("-", "_")] = str(value)

@@ -28,6 +28,7 @@ from holdfast.engine.gradients import Shares
 from holdfast.placement.bootstrap import run_script
 from holdfast.placement.directory import replace_file
 from holdfast.state.digest import digest_tensors
+from holdfast.state.local import whole
 from holdfast.state.naming import named_state
 from holdfast.state.optimizer import by_name
 from holdfast.testing.bit_flips import flip
@@ -41,13 +42,16 @@ class Tracer:
         self._directory = directory
         self._names: list[str] = []
         self._began = False
-        self._file = os.open(trace_path(directory, run.id), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._ranks = run._worker.ranks
+        path = trace_path(directory, run.id) if run._worker.rank == 0 else os.devnull  # one of a group writes for all
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._flipper = Flipper(run, directory)
 
     def applied(self, step: int, view: int, counted: Shares) -> None:
-        state = [(name, value) for name, value in named_state(self._run.model).items() if torch.is_tensor(value)]
+        state = [(name, whole(value)) for name, value in named_state(self._run.model).items() if torch.is_tensor(value)]
         digests = "".join(digest_tensors([one])[:DIGITS] for one in state)
         names = [name for name, _ in state]
+        counted = tuple((who, self._leaves(bundles)) for who, bundles in counted)
         if names != self._names or not self._began:
             self._names, self._began = names, True
             self._write({"names": names, "plan": self._plan()})
@@ -55,6 +59,10 @@ class Tracer:
         ahead = {"n": handed.current.digest()} if handed is not None and handed.current is not None else {}
         self._write({"s": step, "t": round(time.time(), 6), "v": view, "d": digests, "c": counted, **ahead})
         self._flipper.look(step)
+
+    def _leaves(self, bundles: tuple[int, ...]) -> tuple[int, ...]:
+        """The shards of the plan. To the machine of a group a shard is a bundle of as many as there are ranks."""
+        return tuple(bundle * self._ranks + rank for bundle in bundles for rank in range(self._ranks))
 
     def _plan(self) -> dict[str, Any]:
         plan = self._run.plan

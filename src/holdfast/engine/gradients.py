@@ -80,6 +80,7 @@ class Gradients:
         self.metrics: dict[str, dict[int, Number]] = {}  # of my shards of this step: name -> shard -> value
         self.ahead = ""  # what I bring for the step after this one: see modes/port.py
         self.gathered: dict[int, str] = {}  # of my shards of this step: what their lines gave to step.gather
+        self.leaf_of: Callable[[int], int] = lambda shard: shard  # where a shard is a bundle: this rank's of it
         self._me = me
         self._shards = sums.shards
         self._aggregator = aggregator
@@ -119,7 +120,11 @@ class Gradients:
     def record(self, metrics: Mapping[str, Mapping[int, Number]]) -> None:
         """The metrics of a shard that counts."""
         for name, values in metrics.items():
-            self.metrics.setdefault(name, {}).update(values)
+            self.metrics.setdefault(name, {}).update({self.leaf_of(shard): one for shard, one in values.items()})
+
+    def gather(self, shard: int, text: str) -> None:
+        """What the lines of a shard that counts gave to step.gather."""
+        self.gathered[self.leaf_of(shard)] = text
 
     def brings(self) -> tuple[int, ...]:
         """The shards of this step whose sums are here."""
@@ -132,7 +137,7 @@ class Gradients:
             name: {shard: float(value) for shard, value in values.items()} for name, values in self.metrics.items()
         }
         brought = bring(self.sums, metrics, dict(self.gathered), self.ahead)
-        self._notes.setdefault(message.step, {})[self._me] = brought
+        self.heard_note(message.step, self._me, brought)
         path = self._path_in(group, interrupted)
         marked = {peer: peer in path.bulk for peer in group.connections}
         data = {bulk: encode(message, brought.encode(bulk=bulk)) for bulk in set(marked.values())}
@@ -140,8 +145,17 @@ class Gradients:
 
     def heard(self, peer: str, message: m.Ready, note: Any) -> None:
         """ProtocolError if the note makes no sense."""
-        brought = Brought.decode(note, slots=self._arena.slots, tensors=TENSORS_MAX)
-        self._notes.setdefault(message.step, {})[peer] = brought
+        self.heard_note(message.step, peer, Brought.decode(note, slots=self._arena.slots, tensors=TENSORS_MAX))
+
+    def note(self) -> Brought:
+        """What I bring, for the other ranks of my group, who bring as much in the same slots."""
+        return bring(self.sums, self.metrics, dict(self.gathered), self.ahead)  # type: ignore[arg-type]
+
+    def note_of(self, step: int, member: str) -> Brought | None:
+        return self._notes.get(step, {}).get(member)
+
+    def heard_note(self, step: int, member: str, note: Brought) -> None:
+        self._notes.setdefault(step, {})[member] = note
 
     def reduce(self, group: Group, effect: m.Reduce, interrupted: Callable[[], str]) -> frozenset[str]:
         """Add what all have brought. Returns the peers whose connection carried bulk data; BrokenGroup."""

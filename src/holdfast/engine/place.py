@@ -8,6 +8,7 @@ import socket
 import time
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -42,6 +43,9 @@ from holdfast.engine.lines import Lines
 from holdfast.engine.numerics import check_fingerprint
 from holdfast.engine.optimizer_calls import OptimizerCalls
 from holdfast.engine.pausing import Pauses
+from holdfast.engine.ranks.forming import Formed, form, make_arena, socket_of_rank
+from holdfast.engine.ranks.kinds import in_its_rank, worker_of
+from holdfast.engine.ranks.whole_state import FollowingCheckpoints, of_group
 from holdfast.engine.recovery.auditing import Audits, audit_rules
 from holdfast.engine.recovery.catching import MEAN, Catching, MeanDesk, serve_mean
 from holdfast.engine.recovery.rewinding import Rewinding
@@ -68,12 +72,14 @@ from holdfast.modes.port import Attendance, Mode
 from holdfast.net.listener import HandedOver, Listener, Purposes, Served
 from holdfast.net.mailbox import Mailbox
 from holdfast.net.meeting import GROUP, Connected
+from holdfast.net.sockets import open_unix
 from holdfast.net.wires import SocketWires, Wires
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.ledger import open_workers_ledger
 from holdfast.placement.listening import open_sockets, socket_path
 from holdfast.placement.proc import started_here
-from holdfast.reduce.aggregators import Aggregator
+from holdfast.placement.ranks import Ranks, ranks_here
+from holdfast.reduce.aggregators import Aggregator, Mean
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.paths import BY_ITSELF
 from holdfast.reduce.reduction import SMALL_BYTES
@@ -82,7 +88,7 @@ from holdfast.reduce.sums import Sums
 from holdfast.servers.memory import MemoryServers, MemorySlices
 from holdfast.servers.run_facts import author_of
 from holdfast.servers.units_port import MemoryUnits, ServerLines, SharedTable
-from holdfast.state.snapshot import Holder
+from holdfast.state.snapshot import Holder, States
 from holdfast.state.transfer import serve
 from holdfast.trust.keys import Keys, load_keys
 
@@ -117,6 +123,8 @@ def _late_s(environment: WorkerEnvironment | None, slot_bytes: int) -> float:
 class WorkerPlace:
     """Where this process belongs: its run's ledger, its id, its listener."""
 
+    ranks = Ranks()  # of the group that this worker is
+
     def __init__(self, environment: WorkerEnvironment | None, mark: str, mode: Mode) -> None:
         self.environment = environment
         self.mode = mode
@@ -128,6 +136,7 @@ class WorkerPlace:
         self.host = (environment.host if environment else "") or socket.gethostname()
         self.ledger: Ledger
         self.events: EventLog
+        self.ranks = ranks_here() if environment is not None else Ranks()
         if environment is None:
             self.me = "w0.1"
             self.keys = Keys.from_secret(os.urandom(32))
@@ -141,6 +150,9 @@ class WorkerPlace:
         self.keys = load_keys(environment.keys) if environment.keys else Keys.from_secret(environment.secret())
         self.wires = SocketWires(self.host, self.keys)
         self.lease_s = environment.lease_s
+        if self.ranks.rank:  # the first rank speaks for all, to the ledger and in the log
+            self.ledger, self.events = MemoryLedger(), EventLog(None, self.me)
+            return
         self.ledger = open_workers_ledger(environment, self.keys)
         self.events = EventLog(environment.run_dir / "events" / f"{self.me}.jsonl", self.me)
 
@@ -223,30 +235,32 @@ class WorkerPlace:
         calls: OptimizerCalls,
         attendance: Attendance,
     ) -> Worker:
-        layout = capture.whole_layout()
+        formed = form(capture.whole_layout().slot_bytes, holder.capture(0).digest())
         path = BY_ITSELF if attendance.own_view else config.path
-        way = Way(path, layout.slot_bytes <= SMALL_BYTES, self.mode.rules().whole)
-        arena = Arena.create(config.shards * way.parities, layout.slot_bytes)
+        way = Way(path, formed.slot_bytes <= SMALL_BYTES, self.mode.rules().whole)
+        arena = make_arena(config.bundles * way.parities, formed.slot_bytes)
         kernel = self.wires.kernel
         desk, means = SnapshotDesk(kernel), MeanDesk(kernel.now)
         feed = self._feed(config, attendance.ledger(self.ledger), *self._listen(arena, desk, means))
         rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None, kernel=kernel)
-        inner = self._checkpoints(config, holder, saving, feed, rewinding)
+        following = FollowingCheckpoints(keeps=bool(saving.uri))
+        alone = partial(self._checkpoints, config, saving=saving, feed=feed, rewinding=rewinding)
+        inner = of_group(self.ranks, holder, following, alone)
         if inner.keeps and (tables := capture.tables.on_servers):
             inner = TableRows(inner, tables, self.me, feed=feed, events=self.events)
         if attendance.state_elsewhere:
             inner = StateElsewhere(inner, attendance, self.me)
         saves = inner.keeps
-        machine = self._machine(config, capture, holder, two_rounds=way.two_rounds, saves=saves)
+        machine = self._machine(config, capture, formed, two_rounds=way.two_rounds, saves=saves)
         machine.audits.earlier = self.rewinds.records
-        aggregator = self.mode.aggregator()
+        aggregator = self.mode.aggregator() if config.ranks == 1 else Mean(config.ranks)
         downloads = Downloads(capture.device) if capture.device is not None else None
         gradients = self._gradients(arena, config, capture, way, aggregator, downloads)
         gradients.passed = rewinding.passed
         spending = Spending(self.events, kernel.now)
         checkpoints = HeldUp(inner, spending)
         fetcher = Fetcher(self.me, self.wires, holder, gradient_bytes=arena.slot_bytes)
-        worker = Worker(
+        worker = worker_of(self.ranks)(
             machine,
             Lines(
                 wires=self.wires,
@@ -272,7 +286,7 @@ class WorkerPlace:
             audits=self._audits(config, machine, holder, feed, calls, aggregator, downloads),
         )
         feed.start()
-        return worker
+        return in_its_rank(worker, following)
 
     def _gradients(
         self,
@@ -284,7 +298,7 @@ class WorkerPlace:
         downloads: Downloads | None,
     ) -> Gradients:
         slots = DeviceSlots(arena, downloads) if downloads is not None else None
-        sums = Sums(arena, config.shards, parities=way.parities, by_shard=aggregator.by_shard, slots=slots)
+        sums = Sums(arena, config.bundles, parities=way.parities, by_shard=aggregator.by_shard, slots=slots)
         return Gradients(
             self.me,
             arena=arena,
@@ -353,21 +367,21 @@ class WorkerPlace:
         )
 
     def _machine(
-        self, config: RunConfig, capture: GradientCapture, holder: Holder, *, two_rounds: bool, saves: bool
+        self, config: RunConfig, capture: GradientCapture, formed: Formed, *, two_rounds: bool, saves: bool
     ) -> Machine:
         rules = self.mode.rules()
         rules.even = rules.even or config.rebalance == OFF
         # Whoever is left behind is one whose shards the others compute: only where a step must have them, and nobody
         # waits for samples that one of them reads.
         late_s = (
-            _late_s(self.environment, capture.whole_layout().slot_bytes)
-            if rules.whole and config.order != HANDED
+            _late_s(self.environment, formed.slot_bytes)
+            if rules.whole and config.order != HANDED and config.ranks == 1
             else 0.0
         )
         return Machine(
             self.me,
-            shards=config.shards,
-            digest=holder.capture(0).digest(),
+            shards=config.bundles,
+            digest=formed.digest,
             two_rounds=two_rounds,
             checkpoints=saves,
             timing=_timing(config, late_s),
@@ -380,7 +394,7 @@ class WorkerPlace:
         return memory_directory(environment.run_dir, self.keys.secret) if environment is not None else None
 
     def _checkpoints(
-        self, config: RunConfig, holder: Holder, saving: CheckpointSettings, feed: LedgerFeed, rewinding: Rewinding
+        self, config: RunConfig, holder: States, saving: CheckpointSettings, feed: LedgerFeed, rewinding: Rewinding
     ) -> NoCheckpoints:
         """In storage, in hosts' memory, or both. A run of one keeps nothing in memory: it has no host to itself."""
         environment, root = self.environment, self._memory_root()
@@ -424,9 +438,17 @@ class WorkerPlace:
     def _listen(self, arena: Arena, desk: SnapshotDesk, means: MeanDesk) -> tuple[str, str]:
         if self.environment is None:
             return "none:", ""
+        if self.ranks.rank:
+            server, _ = open_unix(self._socket())
+            self.listener = Listener([server], self.keys, self.me, self._purposes(desk, means))
+            return "none:", ""
         servers, address, local = open_sockets(self.environment, network=self.network)
         self.listener = Listener(servers, self.keys, self.me, self._purposes(desk, means), memory=arena)
         return address, local
+
+    def _socket(self) -> Path:
+        assert self.environment is not None
+        return Path(socket_of_rank(str(socket_path(self.environment)), self.ranks.rank))
 
     def _purposes(self, desk: SnapshotDesk, means: MeanDesk) -> Purposes:
         """What other workers may connect to this one for."""
@@ -448,4 +470,4 @@ class WorkerPlace:
         if self.listener is not None:
             self.listener.close()
         if self.environment is not None:
-            socket_path(self.environment).unlink(missing_ok=True)
+            self._socket().unlink(missing_ok=True)

@@ -272,7 +272,7 @@ class StepEngine:
         if shard.counts:
             worker.gradients.record(shard.recorded)
             if shard.gathered is not None:
-                worker.gradients.gathered[shard.number] = shard.gathered
+                worker.gradients.gather(shard.number, shard.gathered)
         return True
 
     def look_at(self, number: int) -> tuple[Any, ShardPlace]:

@@ -42,7 +42,9 @@ FLUSH_S = 5.0  # for the last that was said: a slow member may still have to rea
 
 
 class Worker:
-    """Drives one machine. See the module."""
+    """Drives one machine. See the module. `ranks`: of the group that this worker is, if it is one (ranks/)."""
+
+    ranks, rank = 1, 0
 
     def __init__(
         self,
@@ -221,8 +223,11 @@ class Worker:
             self._read_mail()
         while self._queue and self._ended is None:
             event = self._queue.popleft()
-            for effect in self.machine.handle(event, self._clock()):
+            for effect in self._decide(event):
                 self._perform(effect)
+
+    def _decide(self, event: m.Event) -> list[m.Effect]:
+        return self.machine.handle(event, self._clock())
 
     def wait(self, at_most_s: float = TICK_S) -> None:
         spending, phase, broken, now = self.spending, self.machine.phase, self._broken_at is not None, self._clock()

@@ -8,7 +8,7 @@ the user may clip or zero, and buffers are the mean of what the shards made of t
 from __future__ import annotations
 
 import cmath
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -23,6 +23,7 @@ from holdfast.modes.watching import BackwardWatch, ParameterWatch
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.reduction import KeptMean
 from holdfast.reduce.slots import Deferred
+from holdfast.state.local import is_sharded, local
 from holdfast.state.naming import named_parameters
 
 
@@ -56,12 +57,14 @@ class GradientCapture:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.parameters = list(model.parameters())  # a shared parameter once
+        self.sharded = any(map(is_sharded, self.parameters))  # over the ranks of a group
         self._names = {id(parameter): name for name, parameter in named_parameters(model).items()}
         _check(self.parameters)
         self.device = device_of([*self.parameters, *model.buffers()])  # None: this process's memory
+        self.agree: Callable[[str], str] = lambda found: found  # with other ranks, on what this one has found
         self._landing: Landing = Near() if self.device is None else OnDevice(self.device)
         moved: Moved = {}
-        for parameter in self.parameters:
+        for parameter in self.parameters if not self.sharded else []:
             align_tensor(parameter, moved)  # made from an array, it lies elsewhere in every process
         self.buffers = Buffers(model)
         self.tables = TableGradients(model)
@@ -76,7 +79,7 @@ class GradientCapture:
 
     def whole_layout(self) -> Layout:
         """With every parameter trained: the most room a slot can need."""
-        return Layout([*self.parameters, *self.buffers.sums_like], len(self.parameters))
+        return Layout([*map(local, self.parameters), *self.buffers.sums_like], len(self.parameters))
 
     def layout(self) -> Layout:
         """For the parameters that are trained now. The same for all workers, whose scripts do the same."""
@@ -84,7 +87,7 @@ class GradientCapture:
         found = self._layouts.get(flags)
         if found is None:
             trained = [index for index, flag in enumerate(flags) if flag]
-            tensors = [self.parameters[index] for index in trained]
+            tensors = [local(self.parameters[index]) for index in trained]
             found = self._layouts[flags] = (Layout([*tensors, *self.buffers.sums_like], len(tensors)), trained)
         self._layout, trained = found
         self._trained = [self.parameters[index] for index in trained]
@@ -105,7 +108,8 @@ class GradientCapture:
         """`weight`: what its gradients count for, where shards have unequal numbers of samples."""
         self._parameter_watch.after_shard()
         with _NO_GRADIENTS:
-            tensors: list[torch.Tensor | None] = [parameter.grad for parameter in self._trained]
+            grads = (parameter.grad for parameter in self._trained)
+            tensors: list[torch.Tensor | None] = [None if grad is None else local(grad) for grad in grads]
             present = [index for index, tensor in enumerate(tensors) if tensor is not None]
             if len(present) < len(tensors) or self._frozen:
                 self._check_gradients()
@@ -113,6 +117,11 @@ class GradientCapture:
                 tensors = [None if tensor is None else tensor * weight for tensor in tensors]
             first = len(tensors)
             buffers, changed = self.buffers.collect()
+            if self.sharded and len(changed):
+                raise ConfigError(
+                    "a buffer of a model that is sharded over a group changes while a shard is computed",
+                    hint="use normalisation without running statistics, such as LayerNorm or GroupNorm",
+                )
             if isinstance(changed, torch.Tensor):
                 sums.add(shard, [*tensors, *buffers], Deferred(present, first, changed))
             else:
@@ -161,10 +170,12 @@ class GradientCapture:
         self.has_gradients = False
 
     def first_non_finite(self, kept: KeptMean) -> str:
-        """What is not finite in the step's mean, in words; empty: all is.
+        """What is not finite in the step's mean, in words; empty: all is. The same to all ranks of a group."""
+        return self.agree(self._first_non_finite(kept))
 
-        One pass at the speed of memory: a sum with an infinity or a NaN in it is one. A sum that is too large for its
-        dtype is one, too, and then every tensor is looked at.
+    def _first_non_finite(self, kept: KeptMean) -> str:
+        """One pass at the speed of memory: a sum with an infinity or a NaN in it is one. A sum that is too large for
+        its dtype is one, too, and then every tensor is looked at.
         """
         buffers = False
         for section in self._sections(kept):

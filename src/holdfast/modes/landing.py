@@ -13,6 +13,7 @@ import torch
 
 from holdfast.devices.copies import send
 from holdfast.reduce.reduction import KeptMean
+from holdfast.state.local import local
 
 
 class Landing(Protocol):
@@ -46,7 +47,7 @@ class Near:
                 grad = parameter.grad = grad.detach()
             grads.append(grad)
         if grads:
-            torch._foreach_copy_(grads, list(means))
+            torch._foreach_copy_([local(grad) for grad in grads], list(means))
 
 
 class OnDevice:

@@ -265,6 +265,7 @@ class Mode(ABC):
 
     uses_servers: ClassVar[bool] = False  # the run needs parameter servers
     on_devices: ClassVar[bool] = False  # models may be on an accelerator
+    in_groups: ClassVar[bool] = False  # models may be sharded over a group of ranks
 
     def words(self) -> str:
         """As the run's settings have it: all workers must say the same. Its class, and what it was made with."""

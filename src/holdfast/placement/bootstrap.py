@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from holdfast.core.errors import EXIT_BAD_INPUT, HoldfastError, WorkerEnded
-from holdfast.placement import exit_status, horovod_names, late_dynamo, warm_process
+from holdfast.placement import exit_status, horovod_names, late_dynamo, ranks, warm_process
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -62,6 +62,7 @@ def main() -> None:
         horovod_names.install()
     if warm_process.DESCRIPTOR in os.environ:
         warm_process.serve(sys.argv[1:])  # comes back in each worker that is forked from here
+    ranks.fork()  # comes back in each rank of a group
     code = 0
     try:
         run_script(sys.argv[1:])
@@ -70,6 +71,7 @@ def main() -> None:
     except WorkerEnded as end:  # it has said why in the event log
         code = end.code
     except BaseException as error:
+        ranks.end_with_the_lost()  # what failed may be a word to a rank that is gone
         code = EXIT_BAD_INPUT if isinstance(error, HoldfastError) else 1
         sys.excepthook(type(error), error, error.__traceback__)  # whoever joined wants to know too
     # What the interpreter does when a script ends, but for taking torch apart piece by piece: that takes a second in
@@ -78,6 +80,7 @@ def main() -> None:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    ranks.let_the_others_end(exit_status.code_of(code))
     os._exit(exit_status.code_of(code))
 
 

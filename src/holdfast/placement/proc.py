@@ -50,6 +50,15 @@ def process_state(pid: int) -> str:
     return fields[0] if fields and fields[0] not in _DEAD else ""
 
 
+def process_of_rank(pid: int, rank: int) -> int:
+    """Of a worker that is a group: its other ranks are what it has forked first. Where there is none, the worker's."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        children = []
+    return int(children[rank - 1]) if 0 < rank <= len(children) else pid
+
+
 def find_workers(run_dir: Path) -> list[FoundProcess]:
     """The living workers of a run on this host, whoever started them.
 

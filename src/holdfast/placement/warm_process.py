@@ -24,11 +24,17 @@ from typing import Any
 from holdfast.placement import early_variables, horovod_names
 from holdfast.placement.environment import WORKER
 from holdfast.placement.proc import bury
+from holdfast.placement.ranks import RANKS
 from holdfast.placement.script_imports import Import, imports_of_command
 
 DESCRIPTOR = "HOLDFAST_WARM"  # the descriptor of the socket to the agent
 NAME_MAX = 128  # room for a worker's name in the variables that the kernel shows of this process
 OWN = ("torch", "holdfast.engine.api.joining")  # what a script that trains needs
+SHARDING = (
+    "torch.distributed.fsdp",
+    "holdfast.engine.ranks.group",
+    "holdfast.engine.ranks.scatter",
+)  # what groups need
 _PREFIX = f"{WORKER}=".encode()
 _ENV_START = 47  # in /proc/PID/stat, from the third field on
 
@@ -70,8 +76,10 @@ def _import_all(arguments: list[str]) -> None:
     modules = imports_of_command(arguments)
     trains = any(module.module == "holdfast" or module.package == "torch" for module in modules)
     own: tuple[str, ...] = OWN if trains else ()
+    if trains and os.environ.get(RANKS, "1") != "1":
+        own = (*own, *SHARDING)
     if os.environ.get(horovod_names.SWITCH) and trains:  # the script's text says horovod, which may not be had early
-        own = (*OWN, f"{horovod_names.OURS}.torch")
+        own = (*own, f"{horovod_names.OURS}.torch")
     for module in (*map(Import, own), *modules):
         try:
             imported = importlib.import_module(module.module)

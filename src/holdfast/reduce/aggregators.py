@@ -116,12 +116,16 @@ class ByColumn(ABC):
 
 
 class Mean(ByColumn):
-    """The sum in tree order, divided by the number of shards in it."""
+    """The sum in tree order, divided by the number of shards in it. `leaves`: so many of the run's are added up in each
+    of these already, where a group of ranks computes them side by side."""
+
+    def __init__(self, leaves: int = 1) -> None:
+        self._leaves = leaves
 
     def combine_into(
         self, out: torch.Tensor, operands: Sequence[torch.Tensor], nodes: tuple[Range, ...], shards: int
     ) -> None:
-        mean_into(out, operands, nodes, shards, 0, out.numel())
+        mean_into(out, operands, nodes, shards, 0, out.numel(), leaves=self._leaves)
 
 
 MEAN = Mean()

@@ -8,6 +8,9 @@ wakes in the middle of what it was writing, spoils nothing for those that went o
     slot 0 .. slot n-1: sums of tree nodes
     result: the reduced gradient
 
+Where a worker is a group of ranks, each with its part of the model, one file holds as many of these, one after the
+other, and each rank writes its own.
+
 The stamps say which view and step the sums, and the result, belong to. Their owner changes one before it touches a
 slot or the result; a reader looks at it after it has read. So a worker that slept while the others went on cannot
 mistake new sums for old. (On x86 stores are seen in order; elsewhere the messages that surround a reduction are the
@@ -38,16 +41,18 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ct
 
 
 class Arena:
-    """`slots` slots and a result area, each of `slot_bytes` bytes, over a memory file."""
+    """`slots` slots and a result area, each of `slot_bytes` bytes, over a memory file. `part`: of the `parts` in it."""
 
-    def __init__(self, fd: int, slots: int, slot_bytes: int) -> None:
+    def __init__(self, fd: int, slots: int, slot_bytes: int, *, part: int = 0, parts: int = 1) -> None:
         self.fd = fd
         self.slots = slots
         self.slot_bytes = slot_bytes
+        self.part, self.parts = part, parts
         size = self.size(slots, slot_bytes)
-        if os.fstat(fd).st_size < size:
+        if os.fstat(fd).st_size < size * parts or (parts > 1 and slot_bytes % PAGE_BYTES):
             raise ValueError("the memory file is smaller than its arena")
-        self._map = mmap.mmap(fd, size)
+        self._start = part * size
+        self._map = mmap.mmap(fd, size, offset=self._start)
         self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self._stamps = memoryview(self._map)[:16].cast("q")
 
@@ -56,16 +61,15 @@ class Arena:
         return HEADER_BYTES + (slots + 1) * slot_bytes
 
     @classmethod
-    def create(cls, slots: int, slot_bytes: int) -> Arena:
+    def create(cls, slots: int, slot_bytes: int, *, parts: int = 1) -> Arena:
         slot_bytes = round_up(slot_bytes, PAGE_BYTES)
         fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
-        os.ftruncate(fd, cls.size(slots, slot_bytes))
-        return cls(fd, slots, slot_bytes)
+        os.ftruncate(fd, cls.size(slots, slot_bytes) * parts)
+        return cls(fd, slots, slot_bytes, parts=parts)
 
-    @classmethod
-    def of_peer(cls, fd: int, slots: int, slot_bytes: int) -> Arena:
+    def of_peer(self, fd: int, slots: int, slot_bytes: int) -> Arena:
         """The arena behind a descriptor that a peer has passed. ValueError or OSError if it is not one."""
-        return cls(fd, slots, slot_bytes)
+        return Arena(fd, slots, slot_bytes, part=self.part, parts=self.parts)
 
     def slot(self, index: int, layout: Layout) -> torch.Tensor:
         assert 0 <= index <= self.slots and layout.slot_bytes <= self.slot_bytes
@@ -77,7 +81,8 @@ class Arena:
 
     @property
     def result_offset(self) -> int:
-        return HEADER_BYTES + self.slots * self.slot_bytes
+        """In the file."""
+        return self._start + HEADER_BYTES + self.slots * self.slot_bytes
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -110,7 +115,7 @@ class Arena:
         start, stop = but
         for low, high in ((0, start), (stop, self.slot_bytes)):
             if low < high:
-                self._map.madvise(mmap.MADV_REMOVE, self.result_offset + low, high - low)
+                self._map.madvise(mmap.MADV_REMOVE, self.result_offset - self._start + low, high - low)
 
     def close(self) -> None:
         """Close the file. The memory goes when the last tensor over it does."""

@@ -47,15 +47,23 @@ def program(shards: int, nodes: tuple[Range, ...], *, partial: bool = False) -> 
 
 
 def mean_into(
-    out: torch.Tensor, operands: Sequence[torch.Tensor], nodes: tuple[Range, ...], shards: int, start: int, stop: int
+    out: torch.Tensor,
+    operands: Sequence[torch.Tensor],
+    nodes: tuple[Range, ...],
+    shards: int,
+    start: int,
+    stop: int,
+    *,
+    leaves: int = 1,
 ) -> None:
-    """out[start:stop] = the canonical sum of the operands there, divided by the number of shards that are in it.
+    """out[start:stop] = the canonical sum of the operands there, divided by the number of shards that are in it. Each
+    of them counts for `leaves`.
 
     That it is all of them is checked by whoever must have them all. `out` may be one of the operands: an element is
     written after it was read for the last time.
     """
     count = sum(high - low for low, high in nodes)
-    _add_into(out, operands, nodes, shards, count, start, stop, partial=count < shards)
+    _add_into(out, operands, nodes, shards, count * leaves, start, stop, partial=count < shards)
 
 
 def sum_into(out: torch.Tensor, operands: Sequence[torch.Tensor], nodes: Sequence[Range], node: Range) -> None:

@@ -19,6 +19,7 @@ from holdfast.checkpoint.settings import CheckpointSettings
 from holdfast.core.config import RunConfig
 from holdfast.engine.ledger_feed import LedgerFeed
 from holdfast.engine.place import WorkerPlace
+from holdfast.engine.ranks.forming import Formed
 from holdfast.engine.recovery.rewinding import Rewinding
 from holdfast.engine.transfer.checkpointing import NoCheckpoints
 from holdfast.membership import messages as m
@@ -87,9 +88,9 @@ class CheckedPlace(WorkerPlace):
     arrived: Callable[[int], None]
 
     def _checkpoints(
-        self, config: RunConfig, holder: Holder, saving: CheckpointSettings, feed: LedgerFeed, rewinding: Rewinding
+        self, config: RunConfig, holder: Any, saving: CheckpointSettings, feed: LedgerFeed, rewinding: Rewinding
     ) -> NoCheckpoints:
         return HandedOver(self, holder) if self.task.role == JOINER else NoCheckpoints()
 
-    def _machine(self, config: RunConfig, capture: GradientCapture, holder: Holder, **options: Any) -> Machine:
-        return super()._machine(config, capture, holder, **{**options, "saves": self.task.role == JOINER})
+    def _machine(self, config: RunConfig, capture: GradientCapture, formed: Formed, **options: Any) -> Machine:
+        return super()._machine(config, capture, formed, **{**options, "saves": self.task.role == JOINER})

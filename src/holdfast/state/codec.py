@@ -21,7 +21,7 @@ import json
 import math
 import struct
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -31,6 +31,7 @@ import torch
 from holdfast.core.errors import ConfigError, ProtocolError
 from holdfast.devices.copies import here
 from holdfast.state.layout import dense, dtype_name
+from holdfast.state.local import local
 
 Tree: TypeAlias = Any  # what json.loads can return
 
@@ -47,16 +48,22 @@ _HINT = "a state_dict may hold dicts, lists, tuples, numbers, strings, bytes, No
 
 
 def flatten(
-    value: Any, *, sort: bool = False, path: str = "state", anywhere: bool = False
+    value: Any,
+    *,
+    sort: bool = False,
+    path: str = "state",
+    anywhere: bool = False,
+    of: Callable[[torch.Tensor], torch.Tensor] = local,
 ) -> tuple[Tree, list[torch.Tensor]]:
     """The tree of `value` and the tensors it refers to by number; tensors are references wherever possible.
 
-    They are in this process's memory, or `anywhere`: those of a device are still there.
+    They are in this process's memory, or `anywhere`: those of a device are still there. `of`: what of each is meant; of
+    those that are sharded over a group, this rank's part.
 
     With `sort`, dicts are written in the order of their keys, so that two workers whose dicts were filled in a
     different order get the same bytes; but for those in an `InOrder`.
     """
-    encoder = _Encoder(sort)
+    encoder = _Encoder(sort, of)
     tree = encoder.encode(value, path, 0)
     return tree, encoder.tensors if anywhere else here(encoder.tensors)
 
@@ -77,8 +84,9 @@ def pairs_of(tree: Tree) -> list[list[Any]] | None:
 
 
 class _Encoder:
-    def __init__(self, sort: bool) -> None:
+    def __init__(self, sort: bool, of: Callable[[torch.Tensor], torch.Tensor] = local) -> None:
         self.sort = sort
+        self._of = of
         self.tensors: list[torch.Tensor] = []
 
     def encode(self, value: Any, path: str, depth: int) -> Tree:
@@ -92,7 +100,7 @@ class _Encoder:
         if kind is float:
             return value if math.isfinite(value) else {"f": struct.pack(">d", value).hex()}
         if isinstance(value, torch.Tensor):
-            return {"T": self._add(value, path)}
+            return {"T": self._add(self._of(value), path)}
         if kind in _DICT_TAGS or kind is defaultdict:
             return self._dict(value, path, depth)
         if kind is InOrder:

@@ -15,6 +15,7 @@ import xxhash
 
 from holdfast.devices.copies import here
 from holdfast.state.layout import TensorSpec, dense, memory_of, spec_of
+from holdfast.state.local import whole
 from holdfast.state.naming import named_state
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def weights_digest(model: torch.nn.Module) -> str:
-    """Of a model's parameters and buffers, in the order of its state_dict."""
+    """Of a model's parameters and buffers, in the order of its state_dict. For all ranks of a group at once."""
     return digest_tensors(
-        (name, value) for name, value in named_state(model).items() if isinstance(value, torch.Tensor)
+        (name, whole(value)) for name, value in named_state(model).items() if isinstance(value, torch.Tensor)
     )
 
 

@@ -16,6 +16,7 @@ import numpy
 import torch
 
 from holdfast.core.errors import ConfigError, ProtocolError
+from holdfast.state.local import as_part_of, is_sharded
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
 _Parameters: TypeAlias = Mapping[str, torch.nn.Parameter]
@@ -62,7 +63,7 @@ def capture_optimizers(optimizers: Optimizers, parameters: _Parameters) -> dict[
 
 def check_optimizers(sent: Any, optimizers: Optimizers, parameters: _Parameters) -> None:
     """ConfigError with the first difference between the run's optimizers and these."""
-    theirs, mine = _sent_by_name(sent), by_name(optimizers)
+    theirs, mine = sent_by_name(sent), by_name(optimizers)
     if set(theirs) != set(mine):
         raise ConfigError(f"the run has {_listed(theirs)}, and this worker has {_listed(mine)}", hint=_SAME_HINT)
     for name, optimizer in mine.items():
@@ -108,13 +109,13 @@ def restore_optimizers(
     adopt: bool = False,
 ) -> None:
     """Loads what `check_optimizers` has found to fit."""
-    theirs = _sent_by_name(sent)
+    theirs = sent_by_name(sent)
     for name, optimizer in by_name(optimizers).items():
         added.add(theirs[name], optimizer, parameters)
         restore_optimizer(theirs[name], optimizer, adopt=adopt)
 
 
-def _sent_by_name(sent: Any) -> dict[str, Any]:
+def sent_by_name(sent: Any) -> dict[str, Any]:
     """One optimizer has a kind, which is a string; of several, each name has one with these parts."""
     if not isinstance(sent, dict) or not all(isinstance(name, str) for name in sent):
         raise ProtocolError("the snapshot's part for the optimizer is not an optimizer's state")
@@ -196,7 +197,12 @@ def restore_optimizer(sent: dict[str, Any], optimizer: torch.optim.Optimizer, *,
     owners = dict(zip(numbers, mine, strict=True))
     for number, value in packed["state"].items():
         owner = owners.get(number, number)
-        optimizer.state[owner] = _placed(value, optimizer.state.get(owner), copy=not adopt)
+        placed = _placed(value, optimizer.state.get(owner), copy=not adopt)
+        if isinstance(owner, torch.Tensor) and is_sharded(owner) and isinstance(placed, dict):
+            placed = {
+                key: as_part_of(owner, item) if isinstance(item, torch.Tensor) else item for key, item in placed.items()
+            }
+        optimizer.state[owner] = placed
 
 
 def _placed(sent: Any, loaded: Any, *, copy: bool) -> Any:

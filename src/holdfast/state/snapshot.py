@@ -28,6 +28,7 @@ from holdfast.state.digest import state_digest
 from holdfast.state.extras import Stateful, capture_extra, check_kinds, refer_to_extra, restore_extra
 from holdfast.state.flags import ModuleFlags
 from holdfast.state.layout import TensorSpec, allocate, dense, dtype_name, spec_of
+from holdfast.state.local import local, sharding_modules
 from holdfast.state.naming import named_buffers, named_parameters, plain_name
 from holdfast.state.optimizer import (
     AddedGroups,
@@ -113,6 +114,16 @@ class Snapshot:
         return self._digest
 
 
+class States(Protocol):
+    """What is saved, and restored: one worker's, or of a group what all its ranks have together."""
+
+    def capture(self, step: int) -> Snapshot: ...
+
+    def state_bytes(self) -> int: ...
+
+    def restore(self, snapshot: Snapshot, *, adopt: bool = False) -> None: ...
+
+
 class Holder:
     """Captures and restores the state of one worker: model, optimizer (or several by name) and `extras`.
 
@@ -131,13 +142,23 @@ class Holder:
         self._optimizer = optimizer
         self._extras = dict(extras or {})
         self._buffers = buffers
+        self._sharding = sharding_modules(model)
         self._flags = ModuleFlags(model)
         self._added = AddedGroups()
         check_kinds(self._extras)
 
-    def capture(self, step: int) -> Snapshot:
-        """The state as of now, which is the state after `step` steps. Call it between two optimizer steps."""
-        return self._taken(step, copied, lambda module: InOrder(copied(module.get_extra_state())), capture_extra)
+    def capture(self, step: int, *, of: Callable[[torch.Tensor], torch.Tensor] = local) -> Snapshot:
+        """The state as of now, which is the state after `step` steps. Call it between two optimizer steps. `of`: what
+        is taken of tensors that are sharded over a group."""
+        return self._taken(step, copied, lambda module: InOrder(copied(module.get_extra_state())), capture_extra, of)
+
+    def state_bytes(self) -> int:
+        return self.capture(0).nbytes
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        for module in self._sharding:
+            module.reshard()
+        return named_parameters(self._model)
 
     def refer(self, step: int) -> Snapshot:
         """Like `capture`, but nothing is copied: to be read at once, in this thread."""
@@ -149,8 +170,9 @@ class Holder:
         buffers: Callable[[dict[str, torch.Tensor]], Any],
         of_module: Callable[[torch.nn.Module], Any],
         of_extra: Callable[[Stateful], Any],
+        of: Callable[[torch.Tensor], torch.Tensor] = local,
     ) -> Snapshot:
-        parameters = named_parameters(self._model)
+        parameters = self.parameters()
         state = {
             "parameters": parameters,
             "requires_grad": {name: value.requires_grad for name, value in parameters.items()},
@@ -160,7 +182,7 @@ class Holder:
             "optimizer": capture_optimizers(self._optimizer, parameters),
             "extras": {name: of_extra(extra) for name, extra in self._extras.items()},
         }
-        tree, tensors = flatten(state, sort=True, anywhere=True)
+        tree, tensors = flatten(state, sort=True, anywhere=True, of=of)
         return Snapshot.taken(step, pack_tree(tree), tensors)
 
     def place(self, tree: bytes, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
@@ -173,7 +195,7 @@ class Holder:
         for name, parameter in named_parameters(self._model).items():
             index = numbers.get(name, -1)
             if 0 <= index < len(specs) and parameter.device.type == "cpu" and places[index] is None:
-                live = parameter.detach()
+                live = local(parameter).detach()
                 if dense(live, name).data_ptr() == live.data_ptr() and spec_of(live) == specs[index]:
                     places[index] = live
         for index, tensor in enumerate(places):
@@ -191,10 +213,11 @@ class Holder:
             raise ProtocolError("the snapshot does not have the parts of a training state")
         if not all(isinstance(part, dict) for part in state.values()):
             raise ProtocolError("a part of the snapshot is not a dict")
-        parameters = named_parameters(self._model)
+        parameters = self.parameters()
+        parts = {name: local(parameter) for name, parameter in parameters.items()}
         buffers = dict(self._buffers.to_restore() if self._buffers else named_buffers(self._model))
         modules = dict(self._speaking_modules())
-        _check_tensors("parameter", state["parameters"], parameters)
+        _check_tensors("parameter", state["parameters"], parts)
         _check_tensors("buffer", state["buffers"], buffers)
         _check_names("parameter", state["requires_grad"], parameters)
         _check_names("module with extra state", state["modules"], modules)
@@ -203,8 +226,8 @@ class Holder:
 
         with torch.no_grad():
             for name, parameter in parameters.items():
-                if parameter.data_ptr() != state["parameters"][name].data_ptr():
-                    parameter.copy_(state["parameters"][name])
+                if parts[name].data_ptr() != state["parameters"][name].data_ptr():
+                    parts[name].copy_(state["parameters"][name])
                 parameter.requires_grad_(bool(state["requires_grad"][name]))
             for name, buffer in buffers.items():
                 _write(buffer, state["buffers"][name])

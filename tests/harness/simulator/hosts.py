@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.words import KEY_DEAD, KEY_WORKERS, worker_id
 from holdfast.membership import messages as m
+from tests.harness.simulator.groups import GroupWorker
 from tests.harness.simulator.schedule import Violation
 from tests.harness.simulator.standing_in import LateWorker
 from tests.harness.simulator.worker import Worker
@@ -39,7 +40,7 @@ class Host:
             return
         self.slots = max(self.slots, slot + 1)
         number = self._incarnations[slot] = self._incarnations.get(slot, 0) + 1
-        kind = LateWorker if world.schedule.stands_in else Worker
+        kind = LateWorker if world.schedule.stands_in else GroupWorker if world.schedule.ranks > 1 else Worker
         worker = kind(world, self, slot, worker_id(slot, number, self.name))
         worker.cuts = self.cuts
         world.workers[worker.id] = worker

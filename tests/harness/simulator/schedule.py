@@ -32,6 +32,7 @@ class Schedule:
     audit: bool = False  # every shard is computed by two
     lies: float = 0.0  # how often one worker, the first of its slot, computes a shard wrongly
     drifts: str = ""  # how states go apart: see drifting.py
+    ranks: int = 1  # of the group that each worker is
     late: bool = False  # who is late with its shards is left behind
     pauses: int = 0  # how often a worker's loop stands still for a while, or its whole process
     step_rules: StepRules = STRICT  # a mode's

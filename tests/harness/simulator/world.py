@@ -63,6 +63,7 @@ class World:
         names = NAMES[: schedule.hosts] if schedule.hosts > 1 else ("",)
         self.hosts = [Host(self, name) for name in names]
         self.done = False
+        self.torn = 0  # planes that failed where others of the same group did not
         self.given_up = False  # two disagree, and nobody can say who is right; or it is the script's doing, or undone
         self.verdict = ""  # the kind of end that this was
 

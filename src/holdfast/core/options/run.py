@@ -22,6 +22,7 @@ DAY_S = 86400.0
 WARM, COLD = STARTS = ("warm", "cold")  # forked from a process that has imported what they need, or one by one
 AUTO, NONE = "auto", "none"  # which of a host's accelerators its workers are given
 DEVICES_MAX = 64
+RANKS_MAX = 64
 PATHS = ("auto", "shared-memory", "network")
 ON, OFF = REBALANCE = ("on", "off")  # shards follow the workers' paces, or stay with them
 REFUSE, WARN = NUMERICS = ("refuse", "warn")  # a worker whose arithmetic gives other bits
@@ -197,6 +198,15 @@ class WorkerOptions:
         help="how many servers have each slice of the parameters",
         more="A slice outlives the loss of fewer than half of them. On several hosts, of the servers of all hosts",
         hint="3 replicas outlive the loss of one server, 5 of two",
+    )
+    ranks: int = option(
+        Whole(1, RANKS_MAX),
+        1,
+        group=CREW,
+        metavar="G",
+        help="each worker is a group of this many processes that shard one model among themselves",
+        more="A power of two that divides the shards: [sharded models](../how-to/sharded-models.md)",
+        hint="1, 2, 4, ...: as many processes as the model needs to be spread over",
     )
     horovod: str = option(
         Switch(),

@@ -25,7 +25,6 @@ _WRAPPERS = {
     "DistributedDataParallel": "averages gradients over processes itself",
     "DataParallel": "spreads a batch over devices itself",
     "FullyShardedDataParallel": "leaves each process a part of the parameters",
-    "FSDPModule": "leaves each process a part of the parameters",
     "DeepSpeedEngine": "averages gradients over processes itself",
 }
 

@@ -38,6 +38,8 @@ from holdfast.engine.misuse import Misuse
 from holdfast.engine.numerics import fingerprint, fix_arithmetic
 from holdfast.engine.optimizer_calls import OptimizerCalls
 from holdfast.engine.place import WorkerPlace, path_of
+from holdfast.engine.ranks.group import found_by_any, take_sums
+from holdfast.engine.ranks.limits import check_sharded
 from holdfast.engine.recovery.auditing import audited
 from holdfast.engine.recovery.guarding import Guard, wake_scalers
 from holdfast.engine.recovery.trusting import alike_shards
@@ -45,6 +47,7 @@ from holdfast.engine.servers import check_servers
 from holdfast.engine.steps import StepEngine
 from holdfast.engine.tables import connect_tables, tables_of, trains_tables, without_recomputing
 from holdfast.modes import mode_or_default
+from holdfast.modes.bundles import Bundles
 from holdfast.modes.capture import GradientCapture
 from holdfast.modes.diverging import Losses
 from holdfast.modes.port import Mode, TrainingParts
@@ -100,6 +103,7 @@ def join(
     or holdfast.Checkpoints(uri, every=…, keep=…). What `holdfast run` says of them holds.
     """
     environment = environment_of_process()
+    sharded = take_sums(check_model(model))
     capture = (mode := with_rule(mode_or_default(mode), aggregate)).capture(model := check_model(model))
     optimizer = check_optimizers(optimizer, capture.parameters)
     extras = check_extras(extras, model, optimizer)
@@ -124,6 +128,7 @@ def join(
     ).validate()
     config, plan = planned(config, dataset, batch_size, sampler, batch_sampler)
     mode.check(config, plan)
+    check_sharded(sharded, mode, config, plan, saving, extras)
     ahead: dict[str, Any] = {
         "num_workers": num_workers,
         "prefetch_factor": prefetch_factor,
@@ -159,9 +164,12 @@ def take_part(place: WorkerPlace, training: Training, config: RunConfig) -> Run:
     """Wire a worker together in its place. The process is prepared."""
     model, optimizer, extras, capture = training.model, training.optimizer, training.extras, training.capture
     plan, loader, saving = training.plan, training.loader, training.saving
-    loops = Loops(Losses(config.spike), place.mode.data(plan))
+    data = place.mode.data(plan)
+    bundles = Bundles(data, place.ranks.rank, config.ranks) if config.ranks > 1 else None
+    loops = Loops(Losses(config.spike), bundles or data)
     travels = {**extras, LOOPS: loops}
     holder = Holder(model, optimizer, travels, buffers=capture.buffers)
+    capture.agree = found_by_any if capture.sharded else capture.agree
     place.agree(config)
     if plan.handed is not None:
         plan.handed.warns(lambda text: place.events.write("warning", text=text))
@@ -176,6 +184,8 @@ def take_part(place: WorkerPlace, training: Training, config: RunConfig) -> Run:
     )
     attendance = place.mode.attendance(parts)
     worker = place.build(config, capture, holder, saving, OptimizerCalls(capture.parameters), attendance)
+    if bundles is not None:
+        worker.gradients.leaf_of = bundles.leaf_of
     guard = Guard(config, extras, losses=loops.losses, capture=capture, worker=worker)
     misuse = Misuse(capture.parameters, place.events, worker.machine, alone=place.environment is None)
     worker.audits.trusting.alike = alike_shards(config, plan, whole=worker.machine.step_rules.whole)
@@ -189,7 +199,7 @@ def _live_and_end_with_process(run: Run, place: WorkerPlace, overruled: str) -> 
     machine = run._worker.machine
     if machine.audits.rules.every and machine.step_rules.whole and not trains_tables(run.model):
         run.engine.checker = FirstLook(machine, place.events)
-    if place.environment is not None:
+    if place.environment is not None and not place.ranks.rank:
         run.beat_in(place.environment.run_dir, started_here())
     ProcessEdge(run, place)
 
@@ -206,6 +216,7 @@ def _tell_doubts(run: Run, place: WorkerPlace, overruled: str) -> None:
 
 def _placed(environment: WorkerEnvironment | None) -> dict[str, Any]:
     told = {"outage_s": environment.outage_s, "rebalance": environment.rebalance} if environment else {}
+    told |= {"ranks": environment.ranks} if environment else {}
     return {"path": path_of(environment), **told}
 
 

@@ -341,6 +341,11 @@ class Outside:
     # ---- places and waits
 
     def _enter(self, what: str) -> tuple[int, int, int]:
+        if self._worker.ranks > 1:
+            raise ConfigError(
+                f"{what} does not go with groups of ranks yet",
+                hint="use step.record and step.metrics, which are the same on every rank of every group",
+            )
         self._position.arrive()
         base = self._position.place(what)
         if base != self._base:

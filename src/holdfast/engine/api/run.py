@@ -99,7 +99,7 @@ class Run:
     @property
     def leader(self) -> bool:
         """True on one worker: for what should happen once, like printing or saving."""
-        return bool(self.workers) and self.workers[0] == self.id
+        return bool(self.workers) and self.workers[0] == self.id and self._worker.rank == 0
 
     @property
     def step(self) -> int:

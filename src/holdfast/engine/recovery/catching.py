@@ -137,9 +137,7 @@ class Catching:
                 if kept is not None and kept.step == step:
                     self.desk.put(kept, for_s)
             case m.Catch(step, sources):
-                kept = self._fetch(step, sources, registrations)
-                self._gradients.kept = kept or self._gradients.kept
-                return m.Caught(step, kept is not None)
+                return m.Caught(step, self.fetch_into(step, sources, registrations))
             case m.LeftBehind(workers, step, waited_s, expected_s):
                 for worker in workers:
                     self._events.write("late", worker=worker, step=step, waited_s=waited_s, expected_s=expected_s)
@@ -147,6 +145,12 @@ class Catching:
             case m.CaughtUp(step, behind, duration_s):
                 self._events.write("caught_up", worker=self._me, step=step, duration_s=duration_s, behind=behind)
         return None
+
+    def fetch_into(self, step: int, sources: Sequence[str], registrations: Mapping[str, Registration]) -> bool:
+        """Have the mean of that step from the first that has it. False: none of them does now."""
+        kept = self._fetch(step, sources, registrations)
+        self._gradients.kept = kept or self._gradients.kept
+        return kept is not None
 
     def _fetch(self, step: int, sources: Sequence[str], registrations: Mapping[str, Registration]) -> KeptMean | None:
         """The mean of that step from the first that has it; None: none of them does now."""

@@ -39,14 +39,14 @@ from holdfast.engine.transfer.last_save import AWAY_S, LOOK_S, wait_for_last
 from holdfast.engine.transfer.recalling import Recaller
 from holdfast.events import EventLog
 from holdfast.membership import messages as m
-from holdfast.state.snapshot import Holder, Snapshot
+from holdfast.state.snapshot import Snapshot, States
 
 Found: TypeAlias = tuple[Manifest, Snapshot]
 SEARCH_AGAIN_S = 2.0
 REWIND_SETTLE_S = 10.0
 WANTED_S = 60.0  # for what the script has asked to be saved
 # settings that may change between two starts: most of them change no bits
-_NO_BITS = ("path", "outage_s", "checkpoint", "non_finite", "spike", "audit", "audit_every", "rebalance")
+_NO_BITS = ("path", "outage_s", "checkpoint", "non_finite", "spike", "audit", "audit_every", "rebalance", "ranks")
 
 
 class NoCheckpoints:
@@ -119,7 +119,7 @@ class RunCheckpoints(NoCheckpoints):
         self,
         settings: CheckpointSettings,
         config: RunConfig,
-        holder: Holder,
+        holder: States,
         worker: SavingWorker,
         *,
         feed: LedgerFeed,
@@ -240,7 +240,7 @@ class RunCheckpoints(NoCheckpoints):
         if members == self._prepared_for:
             return
         self._prepared_for = members
-        self._state_bytes = self._state_bytes or self._holder.capture(0).nbytes
+        self._state_bytes = self._state_bytes or self._holder.state_bytes()
         kept = 0.0
         if self._memory is not None:
             workers = [host_of(worker) for worker in self._feed.who()[0]]

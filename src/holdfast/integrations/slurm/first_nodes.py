@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent.hosts.etcd_cluster import RECORD, EtcdCluster, free_port
-from holdfast.agent.hosts.etcd_member import Member, Tls, find_etcd
+from holdfast.agent.hosts.etcd_member import EtcdMember, Tls, find_etcd
 from holdfast.core.errors import ConfigError, HoldfastError, LedgerError
 from holdfast.core.words import KEY_HOSTS
 from holdfast.integrations.slurm.ledger_copy import LedgerCopy
@@ -182,7 +182,7 @@ class FirstNodes:
             self._look_after(cluster, member)
             time.sleep(_LOOK_S)
 
-    def _look_after(self, cluster: EtcdCluster, member: Member) -> None:
+    def _look_after(self, cluster: EtcdCluster, member: EtcdMember) -> None:
         try:
             if not member.alive:
                 cluster.restart(self.step.node, wait_s=0)

@@ -23,6 +23,7 @@ class Exact(WithRule):
     """The mode of a run that asks for no other. `aggregate`: a robust rule in place of the mean."""
 
     on_devices: ClassVar[bool] = True
+    in_groups: ClassVar[bool] = True
 
     def check(self, config: RunConfig, plan: ShardPlan) -> None:
         self.check_rule(config)

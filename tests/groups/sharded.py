@@ -1,0 +1,91 @@
+"""A model that is sharded over the ranks of a group, as a user's script. With --plain it is whole in every process."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import holdfast
+from tests.harness.gate import wait_at
+
+parser = argparse.ArgumentParser()
+parser.add_argument("steps", type=int)
+parser.add_argument("optimizer", choices=["SGD", "AdamW"])
+parser.add_argument("--plain", action="store_true")
+parser.add_argument("--large", action="store_true", help="so large that a reduction takes two rounds")
+parser.add_argument("--gate", default="")
+parser.add_argument("--shards", type=int, default=8)
+parser.add_argument("--wrong", default="", help="what a group cannot do")
+args = parser.parse_args()
+
+
+class Net(nn.Module):
+    """Widths that no number of ranks divides, dropout, and a parameter of one dimension."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(33, width)
+        self.norm = nn.BatchNorm1d(width) if args.wrong == "batch norm" else nn.LayerNorm(width)
+        self.hidden = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1))
+        self.last = nn.Linear(width, 11)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(self.hidden(F.gelu(self.norm(self.first(x)))))
+        return y
+
+
+class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 512
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        x = torch.randn(33, generator=generator) + 0.01 * torch.randn(33)
+        return x, x[:11].tanh() + x[11:22] * x[22:33]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    model = Net(513 if args.large else 57)
+    rank = 0
+    if not args.plain:
+        from torch.distributed.fsdp import fully_shard
+
+        group = holdfast.group()
+        rank = group.rank
+        for layer in (model.first, model.hidden, model.last):
+            fully_shard(layer, mesh=group.mesh)
+        fully_shard(model, mesh=group.mesh)
+    kinds = {
+        "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        "AdamW": lambda p: torch.optim.AdamW(p, lr=3e-3),
+    }
+    optimizer = kinds[args.optimizer](model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7)
+    more: dict[str, Any] = {"mode": holdfast.Elastic()} if args.wrong == "elastic" else {}
+    extras = {"scheduler": scheduler}
+    run = holdfast.join(model, optimizer, Samples(), batch_size=48, shards=args.shards, seed=3, extras=extras, **more)
+    if args.wrong == "evaluate":
+        run.evaluate(Samples(), lambda batch: {"loss": F.mse_loss(model(batch[0]), batch[1])})
+    for step in run.steps(args.steps):
+        wait_at(Path(args.gate) if args.gate else None, f"{run.id}-{rank}", step.number)
+        for x, y in step:
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            step.record(loss=loss)
+        norm = holdfast.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        scheduler.step()
+        if run.leader:
+            print(f"step {step.number} loss {step.metrics['loss']!r} norm {norm.item()!r}", flush=True)
+    digest = run.digest()
+    print(f"digest {digest}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
