@@ -17,7 +17,7 @@ from holdfast.modes.port import Attendance
 
 
 class StateElsewhere(WrappedCheckpoints):
-    keeps = True  # type: ignore[assignment]  # whoever has no state finds it where the mode knows
+    keeps = True  # whoever has no state finds it where the mode knows
 
     AS_THEY_ARE = ("note", "prepare", "wait_copied", "member_lost", "arrived", "settle_up_to", "newest", "close")
 
