@@ -48,16 +48,18 @@ def follow(
             if changes:
                 changed(changes)
         except WatchGap:
-            watch = _closed(watch)
+            _close(watch)
+            watch = None
         except LedgerError as error:
             if not isinstance(error, LedgerUnavailable):
-                watch = _closed(watch)
+                _close(watch)
+                watch = None
             if not closing.is_set():
                 away(error)
                 closing.wait(RETRY_S)
-    _closed(watch)
+    _close(watch)
 
 
-def _closed(watch: Watch | None) -> None:
+def _close(watch: Watch | None) -> None:
     if watch is not None:
         watch.close()

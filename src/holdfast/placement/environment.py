@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar, get_type_hints
 
@@ -53,8 +53,8 @@ class ToldByAgent:
         return bytes.fromhex((self.run_dir / "secret").read_text().strip())
 
     def to_variables(self) -> dict[str, str]:
-        assert is_dataclass(self)
-        return {variable(one.name): str(getattr(self, one.name)) for one in fields(self)}
+        names = [one.name for one in fields(self)]  # type: ignore[arg-type]
+        return {variable(name): str(getattr(self, name)) for name in names}
 
 
 def read_told(cls: type[Told], variables: Mapping[str, str], hint: str) -> Told:
