@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from torch.utils.data import TensorDataset
 import holdfast
 from holdfast.placement.environment import RUN_DIR
 from tests.harness import device as simulated
+from tests.harness.device import collectives
 
 BATCH, STEPS = 24, 8
 LATE, EARLY = "late", "early"
@@ -62,10 +64,16 @@ def train(
     before: Callable[[holdfast.Run, int], object] = lambda run, step: None,
     in_shard: Callable[[holdfast.Run, int], object] = lambda run, step: None,
     after: Callable[[holdfast.Run], Any] = lambda run: None,
+    library: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """The digest of its weights, what the last step had recorded, and how often its thread waited for the device."""
+    """The digest of its weights, what the last step had recorded, and how often its thread waited for the device.
+
+    `library`: torch knows of one that moves bytes of this device.
+    """
     device = simulated.load()
+    if library:
+        collectives.register()
     simulated.native().set_early(when == EARLY)
     torch.manual_seed(5)
     model = build().to(device)
@@ -93,6 +101,12 @@ def train(
     found = {"digest": run.digest(), "metrics": dict(metrics), "more": after(run)}
     run.close()
     return {**found, "waits": waits}
+
+
+def groups_of(worker: str) -> list[str]:
+    """The libraries of the process groups that this worker has had: one for each view in which one stood."""
+    lines = (Path(os.environ[RUN_DIR]) / "events" / f"{worker}.jsonl").read_text().splitlines()
+    return [event["library"] for event in map(json.loads, lines) if event["kind"] == "carried"]
 
 
 def kill_at(worker: str, step: int) -> Callable[[holdfast.Run, int], None]:

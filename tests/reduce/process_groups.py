@@ -1,4 +1,4 @@
-"""Process groups of gloo between a few workers in threads of this process, which meet by stores as a view's members do."""
+"""Process groups of gloo between workers in threads of this process, which meet by stores as a view's members do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from holdfast.core.config import PROCESS_GROUP
 from holdfast.core.words import View
 from holdfast.net.kernel import SYSTEM
 from holdfast.reduce.carrier import GLOO, Carrier, open_backend, prefixed
@@ -53,17 +54,16 @@ def carriers(members: Sequence[str]) -> dict[str, Carrier]:
             pool.submit(open_backend, GLOO, prefixed(store, "view-1"), rank, count, "127.0.0.1")
             for rank, store in enumerate(stores(count))
         ]
-        return {
-            member: Carrier(job.result(WAIT_S), rank, count) for rank, (member, job) in enumerate(zip(members, jobs))
-        }
+        backends = [job.result(WAIT_S) for job in jobs]
+    return {member: Carrier(backends[rank], rank, count) for rank, member in enumerate(members)}
 
 
-def process_group_paths(crew: Crew, *, small: bool, kind: str = "process-group") -> tuple[dict[str, Path], dict[str, Standing]]:
+def process_group_paths(crew: Crew, *, small: bool) -> tuple[dict[str, Path], dict[str, Standing]]:
     made = carriers(crew.members) if len(crew.members) > 1 else {}
     standing = {member: Standing(made.get(member)) for member in crew.members}
     terms = crew.terms(small=small)
     paths = {
-        member: make_path(kind, group, crew.arenas[member], replace(terms, carrying=standing[member]))
+        member: make_path(PROCESS_GROUP, group, crew.arenas[member], replace(terms, carrying=standing[member]))
         for member, group in crew.groups.items()
     }
     return paths, standing

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.byzantine.rules.words import parse_rule
+from holdfast.byzantine import parse
+from holdfast.byzantine.shard_rows import RobustShards
 from holdfast.core.errors import PeerError
-from holdfast.membership.view_rules import assign
-from holdfast.modes.robust import RobustRule
 from holdfast.net.groups import BrokenGroup
 from holdfast.net.kernel import SYSTEM
 from holdfast.reduce.carrier import MOVE_S, Carrier, CarrierFailed, library_for
@@ -84,7 +83,7 @@ def test_a_robust_rule_is_told_what_others_found_over_the_own_connections() -> N
 
     found = []
     for count in (1, 3):
-        rule = RobustRule(parse_rule("nnm+trimmed-mean", f=1, n=6)) if False else robust(6)
+        rule = RobustShards(parse("nnm+trimmed-mean"), 1)
         crew = Crew(one_host(count), 6, tcp_pair, tensors=rows, aggregator=rule)
         with carried(crew) as (paths, _):
             reduced = reduce(crew, paths)
@@ -95,9 +94,7 @@ def test_a_robust_rule_is_told_what_others_found_over_the_own_connections() -> N
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-def one_alone(
-    crew: Crew, paths: Mapping[str, Path], member: str, meanwhile: Any
-) -> tuple[BaseException | None, float]:
+def one_alone(crew: Crew, paths: Mapping[str, Path], member: str, meanwhile: Any) -> tuple[BaseException | None, float]:
     """What this member's reduction comes to, while the others do something else; and after how long."""
     notes = {name: Brought(one.nodes, one.present, {}, carried=True) for name, one in crew.brought().items()}
     thread = threading.Thread(target=meanwhile)

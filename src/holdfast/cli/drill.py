@@ -11,7 +11,7 @@ from holdfast.cli.run_options import add_option
 from holdfast.cli.script_words import tell_misplaced
 from holdfast.core.errors import ConfigError
 from holdfast.core.options.declaring import option_of
-from holdfast.core.options.run import AgentOptions, CheckpointOptions
+from holdfast.core.options.run import AgentOptions, CheckpointOptions, WorkerOptions
 
 USAGE = (
     "holdfast drill [PLAN.toml] [options] -- script.py [arguments]\n"
@@ -53,6 +53,7 @@ def add_arguments(drill: argparse.ArgumentParser) -> None:
     drill.add_argument("--storage-down", metavar="T", help="take the place of the checkpoints away for T")
     drill.add_argument("--disk-full", nargs="?", const=True, metavar="T", help="no room for checkpoints (default: 10s)")
     drill.add_argument("--corrupt", metavar="WHAT", help="flip a bit: of a gradient, a parameter or the optimizer")
+    add_option(drill, option_of(WorkerOptions, "path"))
     add_option(drill, option_of(CheckpointOptions, "every"), usual="5s")
     add_option(drill, option_of(CheckpointOptions, "keep_best"))
     drill.add_argument("--goodput-min", type=float, default=0.0, metavar="F", help="less goodput counts as broken")
@@ -94,7 +95,8 @@ def _conduct(options: argparse.Namespace, plan: Any) -> int:
     module = words[0] == "-m"
     saving = CheckpointSettings(every=plan.save_every, keep_best=plan.keep_best)
     script = words[1] if module else words[0]
-    RunSettings(name="drill", script=script, module=module, workers=plan.workers, checkpoint=saving).validate()
+    setting = {"script": script, "module": module, "workers": plan.workers, "path": plan.path, "checkpoint": saving}
+    RunSettings(name="drill", **setting).validate()
     if plan.servers:
         from holdfast.drills.server_drill import conduct_servers
 
