@@ -69,6 +69,7 @@ def train(
 ) -> dict[str, Any]:
     """The digest of its weights, what the last step had recorded, and how often its thread waited for the device.
 
+    That is in each step, and between join and its first step, where it may be given a state.
     `library`: torch knows of one that moves bytes of this device.
     """
     device = simulated.load()
@@ -82,11 +83,12 @@ def train(
     run = holdfast.join(
         model, optimizer, dataset(), batch_size=BATCH, shards=shards, extras={"scheduler": scheduler}, **options
     )
-    waits = []
+    waits, before_first = [], -sum(simulated.blocked_here().values())
     metrics: Mapping[str, float] = {}
     for step in run.steps(steps):
         before(run, step.number)
         waited = sum(simulated.blocked_here().values())
+        before_first += 0 if waits else waited
         for batch in step:
             x, y = (tensor.to(device, non_blocking=True) for tensor in batch)
             loss = F.cross_entropy(model(x), y)
@@ -100,7 +102,7 @@ def train(
         waits.append(sum(simulated.blocked_here().values()) - waited)
     found = {"digest": run.digest(), "metrics": dict(metrics), "more": after(run)}
     run.close()
-    return {**found, "waits": waits}
+    return {**found, "waits": waits, "before_first": before_first}
 
 
 def groups_of(worker: str) -> list[str]:

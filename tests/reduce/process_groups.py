@@ -35,6 +35,9 @@ class Standing:
             while held:
                 held.pop()
 
+    def worked(self) -> None:
+        self.failures.clear()
+
     def failed(self, why: str) -> None:
         self.failures.append(why)
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,8 @@ def test_who_is_lost_in_the_middle_of_a_move_costs_nothing(number: int, right: s
 
     def survive_and_bury() -> dict[str, Any]:
         found = survive()
-        os.kill(int(victim.read_text()), signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(int(victim.read_text()), signal.SIGKILL)
         return found
 
     bodies = {"w0.1": survive, "w1.1": survive_and_bury, "w2.1": lambda: train(at_move=vanish)}
@@ -129,23 +131,25 @@ def test_who_is_lost_in_the_middle_of_a_move_costs_nothing(number: int, right: s
 
 
 def test_a_joiner_is_in_the_next_group(right: str, tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
+    """It takes the place of one that dies, and the other one trains alone until it has come."""
+    gone = tmp_path / "gone"
 
-    def members() -> dict[str, Any]:
-        def hold(step: int) -> None:
-            if step == 3:
-                begun.touch()
-                registered = Path(os.environ[RUN_DIR]) / "events" / "w2.1.jsonl"
-                until(lambda: registered.exists() and "registered" in registered.read_text(), "nobody has come")
+    def dies(step: int) -> None:
+        if step == 3:
+            gone.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        return train(before=hold)
+    def stays(step: int) -> None:
+        if step == 6:
+            registered = Path(os.environ[RUN_DIR]) / "events" / "w1.2.jsonl"
+            until(lambda: registered.exists() and "registered" in registered.read_text(), "nobody has come")
 
-    def newcomer() -> dict[str, Any]:
-        until(begun.exists, "nobody has begun")
+    def comes() -> dict[str, Any]:
+        until(gone.exists, "nobody is missing")
         return train()
 
-    bodies = {"w0.1": members, "w1.1": members, "w2.1": newcomer}
-    assert digest_of(forked(bodies, size=3, path=PATH)) == right
+    bodies = {"w0.1": lambda: train(before=stays), "w1.1": lambda: train(before=dies), "w1.2": comes}
+    assert digest_of(forked(bodies, size=2, path=PATH)) == right
 
 
 def test_where_no_group_can_be_built_steps_go_the_usual_way(right: str) -> None:

@@ -127,6 +127,9 @@ class ProcessGroups:
         self._kernel.start("holdfast-process-group-end", partial(_end, attempt, over.set))
         self._kernel.start("holdfast-process-group-watch", partial(self._watch, attempt.view.number, over))
 
+    def worked(self) -> None:
+        self._failures = 0
+
     def failed(self, why: str) -> None:
         self._count_failure(f"its process group has failed: {why}")
 
@@ -150,7 +153,7 @@ class ProcessGroups:
             lost = group.broadcast(encode(m.Stored(news.key, news.value))) if group is not None else []
             return [_lost(news.view, gone) for gone in lost]
         if news.stands:
-            attempt.stands, self._failures = True, 0
+            attempt.stands = True
             took_s = round(self._kernel.now() - attempt.began, 4)
             self._events.write("carried", view=news.view, library=self._library, duration_s=took_s)
         else:

@@ -143,6 +143,9 @@ class Carrying(Protocol):
     def close(self) -> None:
         """The view is over: give it up, and wait for nothing."""
 
+    def worked(self) -> None:
+        """It has moved a step's sums."""
+
     def failed(self, why: str) -> None:
         """It did not move what it was given. The view is given up because of that."""
 

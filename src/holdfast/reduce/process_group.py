@@ -58,6 +58,7 @@ class ProcessGroup:
             memory = self._reduce(carrier, stamp, layout, members, brought)
         except CarrierFailed as error:
             raise self._who_failed(error.message) from None
+        self._carrying.worked()
         return memory, lambda: arena.result_stamp == stamp
 
     def trusted(self) -> tuple[bool, ...] | None:
