@@ -121,11 +121,11 @@ def kill_at(worker: str, step: int) -> Callable[[holdfast.Run, int], None]:
     return look
 
 
-def wait_for(path: Path) -> None:
-    """Until another worker has written it."""
+def wait_for(path: Path, inside: str = "") -> None:
+    """Until it is there, or something of that name somewhere inside it."""
     deadline = time.monotonic() + 150.0
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path.name} is not there"
+    while not (next(path.rglob(inside), None) if inside else path.exists()):
+        assert time.monotonic() < deadline, f"{inside or path.name} is not there"
         time.sleep(0.005)
 
 

@@ -209,10 +209,8 @@ def _beside(value: Any, device: torch.device) -> Any:
     """A parameter's state where the parameter is, as torch will have it, and before torch waits for each tensor."""
     if not isinstance(value, dict) or device == CPU:
         return value
-    return {
-        key: on(item, device) if isinstance(item, torch.Tensor) and key != STEPS else item
-        for key, item in value.items()
-    }
+    tensors = {key: item for key, item in value.items() if isinstance(item, torch.Tensor) and key != STEPS}
+    return {**value, **{key: on(item, device) for key, item in tensors.items()}}
 
 
 def _placed(sent: Any, loaded: Any, *, copy: bool) -> Any:
