@@ -149,6 +149,11 @@ class Gradients:
         brought = Brought.decode(note, slots=self._arena.slots, tensors=TENSORS_MAX)
         self._notes.setdefault(message.step, {})[peer] = brought
 
+    def ends_by(self, replace_me: Callable[[str], object]) -> None:
+        """What is done when a process group that was given up does not end."""
+        if self._carrying is not None:
+            self._carrying.replace_me = replace_me
+
     def carries(self, message: object) -> bool:
         """Whether it is of a peer that builds the process group of this view, and was heard."""
         if isinstance(message, m.Stored) and self._carrying is not None:

@@ -273,8 +273,7 @@ class Place:
             rewinding=rewinding,
             audits=self._audits(config, machine, holder, feed, calls, aggregator, downloads),
         )
-        if carrying is not None:
-            carrying.replace_me = worker.replace_me
+        gradients.ends_by(worker.replace_me)
         feed.start()
         return worker
 
