@@ -17,10 +17,17 @@ import pytest
 import torch
 from forked import Outcome, forked
 
-from tests.devices.trainings import LATE, train
+from holdfast.state.snapshot import Holder
+from tests.devices.trainings import LATE, Net, groups_of, train
+from tests.harness import device as simulated
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
-COPIES = "holdfast.devices.copies"
+COPIES, CARRIER = "holdfast.devices.copies", "holdfast.reduce.carrier"
+ALONE, CARRIED, GIVEN = (
+    "one worker",
+    "two workers and a library that takes the device's memory",
+    "a state that is given",
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class Mutant:
     instead: str = "pass"
     when: str = LATE
     waits: bool = False  # what is noticed is that the loop's thread waits
+    where: str = ALONE
 
 
 MUTANTS = {
@@ -61,6 +69,27 @@ MUTANTS = {
     "a metric is read at once": Mutant(
         "holdfast.engine.api.step", "and not value.is_cpu and", "and False and", waits=True
     ),
+    "a parameter goes up from memory that is not pinned": Mutant(
+        "holdfast.state.snapshot",
+        'parameter.copy_(on(state["parameters"][name], parameter.device))',
+        'parameter.copy_(state["parameters"][name])',
+        waits=True,
+        where=GIVEN,
+    ),
+    "torch brings an optimizer's state up": Mutant(
+        "holdfast.state.optimizer",
+        "if not isinstance(value, dict) or device == CPU:",
+        "if True:",
+        waits=True,
+        where=GIVEN,
+    ),
+    "nobody asks whether bytes have been moved": Mutant(
+        CARRIER, "if not self._work.is_completed():", "if False:", where=CARRIED
+    ),
+    "nobody asks whether moved bytes are here": Mutant(
+        CARRIER, "return self._coming is None or self._coming.is_here()", "return True", where=CARRIED
+    ),
+    "what is moved is not kept": Mutant(CARRIER, "self._given = given ", "self._given = NOTHING ", where=CARRIED),
     "buffers of a shard stay in the next": Mutant("holdfast.modes.buffers", "self._dirty.update(range(len(live)))"),
 }
 
@@ -101,29 +130,55 @@ def mutated(mutant: Mutant, body: Callable[[], Any]) -> Any:
     return body()
 
 
-def run(when: str, mutant: Mutant | None = None) -> Outcome:
-    body = partial(train, when, steps=4)
-    (outcome,) = forked(partial(mutated, mutant, body) if mutant else body, workers=1, deadline_s=200.0).values()
-    return outcome
+def given() -> dict[str, Any]:
+    """A worker's own state, taken and put back: how often it waited for the device when it was given it."""
+    device = simulated.load()
+    model = Net().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    holder = Holder(model, optimizer)
+    model(torch.randn(8, 1, 4, 4).to(device)).sum().backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    taken = holder.capture(1).copied().on_host()
+    before = sum(simulated.blocked_here().values())
+    holder.restore(taken, adopt=True)
+    waits = [sum(simulated.blocked_here().values()) - before]
+    assert holder.capture(1).digest() == taken.digest()
+    return {"digest": "", "waits": waits}
+
+
+def run(when: str, where: str, mutant: Mutant | None = None) -> list[Outcome]:
+    body: Callable[[], Any] = given if where == GIVEN else partial(train, when, steps=4)
+    if where == CARRIED:
+        body = partial(train, when, steps=4, library=True, after=lambda run: groups_of(run.id))
+    workers, path = (2, "process-group") if where == CARRIED else (1, "auto")
+    body = partial(mutated, mutant, body) if mutant else body
+    return list(forked(body, workers=workers, path=path, deadline_s=200.0).values())
 
 
 @pytest.fixture(scope="module")
 def right() -> dict[str, Any]:
+    """By where a mutant is seen: what comes without it."""
     return {}
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_without_the_line_it_is_noticed(device: torch.device, right: dict[str, Any], name: str) -> None:
-    if not right:
-        outcome = run(LATE)
-        assert outcome.value, outcome.error
-        right.update(outcome.value)
-        assert not any(right["waits"])
     mutant = MUTANTS[name]
-    outcome = run(mutant.when, mutant)
-    assert "is 0 times in" not in outcome.error and "in apply" not in outcome.error, outcome.error
+    where = mutant.where
+    if where not in right:
+        (outcome, *_) = run(LATE, where)
+        assert outcome.value and not any(outcome.value["waits"]), outcome.error
+        assert where != CARRIED or outcome.value["more"] == ["cable"]
+        right[where] = outcome.value
+    outcomes = run(mutant.when, where, mutant)
+    for outcome in outcomes:
+        assert "is 0 times in" not in outcome.error and "in apply" not in outcome.error, outcome.error
+    found = [outcome.value for outcome in outcomes]
     if mutant.waits:
-        assert outcome.value and any(outcome.value["waits"]), outcome
-        assert outcome.value["digest"] == right["digest"]
+        assert all(one and any(one["waits"]) and one["digest"] == right[where]["digest"] for one in found), outcomes
     else:
-        assert not outcome.value or outcome.value["digest"] != right["digest"], "nobody noticed"
+        assert any(not one or differs(one, right[where]) for one in found), "nobody noticed"
+
+
+def differs(found: dict[str, Any], right: dict[str, Any]) -> bool:
+    return bool(found["digest"] != right["digest"] or found.get("more") != right.get("more"))

@@ -18,7 +18,17 @@ from forked import Outcome, agreed, forked
 import holdfast
 from holdfast.checkpoint.format.owner import release
 from holdfast.checkpoint.storage.opening import open_storage
-from tests.devices.trainings import EARLY, LATE, STEPS, Net, kill_at, train, wait_for, wait_until_registered
+from tests.devices.trainings import (
+    EARLY,
+    LATE,
+    STEPS,
+    Net,
+    groups_of,
+    kill_at,
+    train,
+    wait_for,
+    wait_until_registered,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
 DEADLINE_S = 200.0
@@ -28,6 +38,7 @@ def digest_of(outcomes: dict[str, Outcome]) -> Any:
     for outcome in outcomes.values():
         if outcome.value:
             assert not any(outcome.value.pop("waits")), "the loop's thread waited for the device"
+            assert not outcome.value.pop("before_first"), "it waited for the state that it was given"
     return agreed(outcomes)
 
 
@@ -62,6 +73,34 @@ def test_any_number_of_workers_has_the_same_bits(
     assert digest_of(found) == expected
 
 
+@pytest.mark.parametrize(
+    ("workers", "shards", "when", "library"),
+    [(2, 8, LATE, ""), (5, 6, EARLY, ""), (3, 6, LATE, "cable"), (2, 6, EARLY, "cable")],
+)
+def test_a_process_group_has_the_same_bits(
+    device: torch.device, alone: dict[int, Any], workers: int, shards: int, when: str, library: str
+) -> None:
+    """By way of this process's memory, and with a library that takes memory of the device and no other."""
+
+    def body() -> Any:
+        found = train(when, shards=shards, library=bool(library), after=lambda run: groups_of(run.id))
+        assert found.pop("more") == [library or "gloo"]
+        return {**found, "more": None}
+
+    found = forked(body, workers=workers, path="process-group", deadline_s=DEADLINE_S)
+    assert digest_of(found) == right(alone, shards)
+
+
+@pytest.mark.parametrize(("when", "library"), [(LATE, True), (EARLY, False)])
+def test_a_process_group_is_built_again_when_somebody_is_killed(
+    device: torch.device, alone: dict[int, Any], when: str, library: bool
+) -> None:
+    body = partial(train, when, in_shard=kill_at("w1.1", 3), library=library)
+    found = forked(body, workers=3, path="process-group", deadline_s=DEADLINE_S)
+    assert found["w1.1"].signal == 9
+    assert digest_of(found) == right(alone, 6)
+
+
 def test_workers_of_two_hosts_have_the_same_bits(device: torch.device, alone: dict[int, Any]) -> None:
     members = ("w0.1@a", "w1.1@a", "w2.1@b")
     found = forked({member: partial(train, LATE, shards=6) for member in members}, deadline_s=DEADLINE_S)
@@ -88,7 +127,6 @@ def test_a_joiner_is_given_the_state(device: torch.device, alone: dict[int, Any]
         wait_for(begun)
         found = train(when)
         assert len(found["waits"]) < STEPS, "it was there from the beginning"
-        found["waits"] = []  # to be given a state is to wait
         return found
 
     bodies: dict[str, Callable[[], Any]] = {"w0.1": members, "w1.1": members, "w2.1": newcomer}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from torch.utils.data import TensorDataset
 import holdfast
 from holdfast.placement.environment import RUN_DIR
 from tests.harness import device as simulated
+from tests.harness.device import collectives
 
 BATCH, STEPS = 24, 8
 LATE, EARLY = "late", "early"
@@ -62,10 +64,17 @@ def train(
     before: Callable[[holdfast.Run, int], object] = lambda run, step: None,
     in_shard: Callable[[holdfast.Run, int], object] = lambda run, step: None,
     after: Callable[[holdfast.Run], Any] = lambda run: None,
+    library: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """The digest of its weights, what the last step had recorded, and how often its thread waited for the device."""
+    """The digest of its weights, what the last step had recorded, and how often its thread waited for the device.
+
+    That is in each step, and between join and its first step, where it may be given a state.
+    `library`: torch knows of one that moves bytes of this device.
+    """
     device = simulated.load()
+    if library:
+        collectives.register()
     simulated.native().set_early(when == EARLY)
     torch.manual_seed(5)
     model = build().to(device)
@@ -74,11 +83,12 @@ def train(
     run = holdfast.join(
         model, optimizer, dataset(), batch_size=BATCH, shards=shards, extras={"scheduler": scheduler}, **options
     )
-    waits = []
+    waits, before_first = [], -sum(simulated.blocked_here().values())
     metrics: Mapping[str, float] = {}
     for step in run.steps(steps):
         before(run, step.number)
         waited = sum(simulated.blocked_here().values())
+        before_first += 0 if waits else waited
         for batch in step:
             x, y = (tensor.to(device, non_blocking=True) for tensor in batch)
             loss = F.cross_entropy(model(x), y)
@@ -92,7 +102,13 @@ def train(
         waits.append(sum(simulated.blocked_here().values()) - waited)
     found = {"digest": run.digest(), "metrics": dict(metrics), "more": after(run)}
     run.close()
-    return {**found, "waits": waits}
+    return {**found, "waits": waits, "before_first": before_first}
+
+
+def groups_of(worker: str) -> list[str]:
+    """The libraries of the process groups that this worker has had: one for each view in which one stood."""
+    lines = (Path(os.environ[RUN_DIR]) / "events" / f"{worker}.jsonl").read_text().splitlines()
+    return [event["library"] for event in map(json.loads, lines) if event["kind"] == "carried"]
 
 
 def kill_at(worker: str, step: int) -> Callable[[holdfast.Run, int], None]:
@@ -105,11 +121,11 @@ def kill_at(worker: str, step: int) -> Callable[[holdfast.Run, int], None]:
     return look
 
 
-def wait_for(path: Path) -> None:
-    """Until another worker has written it."""
+def wait_for(path: Path, inside: str = "") -> None:
+    """Until it is there, or something of that name somewhere inside it."""
     deadline = time.monotonic() + 150.0
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path.name} is not there"
+    while not (next(path.rglob(inside), None) if inside else path.exists()):
+        assert time.monotonic() < deadline, f"{inside or path.name} is not there"
         time.sleep(0.005)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from holdfast.agent.scripts import check_module, check_script
 from holdfast.checkpoint.settings import CheckpointSettings
+from holdfast.core.config import PROCESS_GROUP
 from holdfast.core.errors import ConfigError
 from holdfast.core.options.declaring import check_options, option_of, option_words
 from holdfast.core.options.kinds import Whole
@@ -34,9 +35,10 @@ class RunSettings(WorkerOptions, AgentOptions):
         Whole(0, WORKERS_MAX - self.workers).check(spares.flag, self.spares, spares.hint)
         if self.listen:
             parse_listen(self.listen)
-            if self.path == "shared-memory":
+            if self.path == "shared-memory" or (self.path == PROCESS_GROUP and not self.ledger):
+                way = "shared memory" if self.path == "shared-memory" else "a process group"
                 raise ConfigError(
-                    "--listen is for the network path, and --path asks for shared memory",
+                    f"--listen is for the network path, and --path asks for {way}",
                     hint="leave out one of them; workers of one host need no --listen",
                 )
         self._validate_ranks()

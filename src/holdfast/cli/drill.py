@@ -54,6 +54,7 @@ def add_arguments(drill: argparse.ArgumentParser) -> None:
     drill.add_argument("--storage-down", metavar="T", help="take the place of the checkpoints away for T")
     drill.add_argument("--disk-full", nargs="?", const=True, metavar="T", help="no room for checkpoints (default: 10s)")
     drill.add_argument("--corrupt", metavar="WHAT", help="flip a bit: of a gradient, a parameter or the optimizer")
+    add_option(drill, option_of(WorkerOptions, "path"))
     add_option(drill, option_of(CheckpointOptions, "every"), usual="5s")
     add_option(drill, option_of(CheckpointOptions, "keep_best"))
     drill.add_argument("--goodput-min", type=float, default=0.0, metavar="F", help="less goodput counts as broken")
@@ -95,7 +96,7 @@ def _conduct(options: argparse.Namespace, plan: Any) -> int:
     module = words[0] == "-m"
     saving = CheckpointSettings(every=plan.save_every, keep_best=plan.keep_best)
     script = words[1] if module else words[0]
-    of_plan: dict[str, Any] = {"workers": plan.workers, "ranks": plan.ranks, "checkpoint": saving}
+    of_plan: dict[str, Any] = {"workers": plan.workers, "ranks": plan.ranks, "path": plan.path, "checkpoint": saving}
     RunSettings(name="drill", script=script, module=module, **of_plan).validate()
     if plan.servers:
         from holdfast.drills.server_drill import conduct_servers

@@ -14,7 +14,9 @@ SEED_MAX = 1 << 63
 NON_FINITE = ("stop", "ignore", "skip", "rewind")
 CHANGEABLE = ("non_finite", "spike", "rebalance", "ranks")  # between two starts of a run, while nobody is in it
 HANDED = "iterable"  # the order of samples of which only the iterable knows
-PATHS = ("host", "hosts", "network")  # gradients travel through one host's memory, also between hosts, over TCP alone
+PROCESS_GROUP = "process-group"
+# gradients travel through one host's memory, also between hosts, over TCP alone, by a library of torch.distributed
+PATHS = ("host", "hosts", "network", PROCESS_GROUP)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "view": ("view", "members", "reason", "step", "own"),  # own: each worker has one for itself
     "lost": ("view", "peer", "reason", "step"),
     "recovered": ("view", "step", "duration_s", "recomputed_shards"),
+    "carried": ("view", "library", "duration_s"),  # a process group stands: gradients go by it, once it does for all
     "joined": ("view", "step", "duration_s", "bytes"),
     "progress": ("view", "step", "steps", "metrics", "samples_per_s", "workers"),
     "recorded": (

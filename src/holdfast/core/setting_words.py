@@ -11,6 +11,7 @@ _PATHS = {
     "host": "gradients through one host's memory",
     "hosts": "gradients through hosts' memory and between hosts",
     "network": "gradients over the network alone (--path network)",
+    "process-group": "gradients by a process group of torch (--path process-group)",
 }
 _WORDS: dict[str, Callable[[object], str]] = {
     "length": lambda value: f"a dataset of {value} samples",

@@ -103,6 +103,13 @@ def send(memory: torch.Tensor, device: torch.device) -> torch.Tensor:
     return memory.pin_memory().to(device, non_blocking=True)
 
 
+def on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor itself if it is there, else a copy that nobody waits for."""
+    if tensor.device == device or tensor.device != CPU or device.type == "meta":
+        return tensor
+    return send(tensor, device)
+
+
 def _begin(tensors: Sequence[torch.Tensor], stream: torch.Stream) -> Download:
     event = torch.Event(device=stream.device)
     found = []

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from holdfast.agent.hosts.etcd_cluster import EtcdCluster
 from holdfast.core.errors import ConfigError, LedgerUnavailable
+from holdfast.core.options.run import AUTO
 from holdfast.drills.plan import DrillPlan
 from holdfast.drills.trace import TRACE
 from holdfast.testing.observed_run import Observed, ObservedHosts, ObservedRun
@@ -43,6 +44,8 @@ def setting_of(plan: DrillPlan) -> Setting:
     options = ["--restarts", "100000", "--save-every", plan.save_every, "--keep", str(KEPT)]
     if plan.ranks > 1:
         options += ["--ranks", str(plan.ranks)]
+    if plan.path != AUTO:
+        options += ["--path", plan.path]
     if plan.keep_best:
         options += ["--keep-best", plan.keep_best]
     if plan.corrupt:

@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.core.durations import parse_duration
 from holdfast.core.errors import ConfigError
 from holdfast.core.options.kinds import parse_whole
-from holdfast.core.options.run import SERVERS_MAX, WORKERS_MAX
+from holdfast.core.options.run import AUTO, SERVERS_MAX, WORKERS_MAX
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -56,6 +56,7 @@ class DrillPlan:
     storage_down_s: float = 0.0
     disk_full_s: float = 0.0
     corrupt: str = ""
+    path: str = AUTO  # how gradients travel in both runs
     save_every: str = "5s"
     keep_best: str = ""  # by a recorded metric, as in "val_loss:min": both runs save it, and must save the same
 

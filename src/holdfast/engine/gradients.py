@@ -14,6 +14,7 @@ import torch
 
 from holdfast.core.errors import ProtocolError
 from holdfast.engine.bringing import AlreadyHere, Bringing
+from holdfast.engine.carrying import CarrierNews, ProcessGroups
 from holdfast.membership import messages as m
 from holdfast.membership.codec import encode
 from holdfast.modes.capture import GradientCapture
@@ -70,8 +71,9 @@ class Gradients:
         way: Way,
         aggregator: Aggregator,
         bringing: Bringing | None = None,
+        carrying: ProcessGroups | None = None,
     ) -> None:
-        """`bringing`: None: the sums grow in the arena."""
+        """`bringing`: None: the sums grow in the arena. `carrying`: None: no process group carries them."""
         self.passed: frozenset[int] = frozenset()  # steps to which nobody brings anything
         self.sums = sums
         self.kept: KeptMean | None = None
@@ -81,6 +83,7 @@ class Gradients:
         self.ahead = ""  # what I bring for the step after this one: see modes/port.py
         self.gathered: dict[int, str] = {}  # of my shards of this step: what their lines gave to step.gather
         self.leaf_of: Callable[[int], int] = lambda shard: shard  # where a shard is a bundle: this rank's of it
+        self._carrying = carrying
         self._me = me
         self._shards = sums.shards
         self._aggregator = aggregator
@@ -101,6 +104,8 @@ class Gradients:
         """What was said in one view means nothing in the next."""
         self._path = None
         self._notes = {}
+        if self._carrying is not None:
+            self._carrying.close()
 
     def begin(self, step: int, view: int) -> None:
         """Shards of this step will be computed, or more of them in another view."""
@@ -136,9 +141,10 @@ class Gradients:
         metrics = {
             name: {shard: float(value) for shard, value in values.items()} for name, values in self.metrics.items()
         }
-        brought = bring(self.sums, metrics, dict(self.gathered), self.ahead)
-        self.heard_note(message.step, self._me, brought)
         path = self._path_in(group, interrupted)
+        carried = self._carrying is not None and self._carrying.carrier is not None
+        brought = bring(self.sums, metrics, dict(self.gathered), self.ahead, carried=carried)
+        self.heard_note(message.step, self._me, brought)
         marked = {peer: peer in path.bulk for peer in group.connections}
         data = {bulk: encode(message, brought.encode(bulk=bulk)) for bulk in set(marked.values())}
         return [gone for peer, bulk in marked.items() if (gone := group.send(peer, data[bulk]))]
@@ -156,6 +162,20 @@ class Gradients:
 
     def heard_note(self, step: int, member: str, note: Brought) -> None:
         self._notes.setdefault(step, {})[member] = note
+
+    def ends_by(self, replace_me: Callable[[str], object]) -> None:
+        """What is done when a process group that was given up does not end."""
+        if self._carrying is not None:
+            self._carrying.replace_me = replace_me
+
+    def carries(self, message: object) -> bool:
+        """Whether it is of a peer that builds the process group of this view, and was heard."""
+        if isinstance(message, m.Stored) and self._carrying is not None:
+            self._carrying.heard(message)
+        return isinstance(message, m.Stored)
+
+    def news_of_carrier(self, news: CarrierNews, group: Group | None) -> list[m.PeerLost]:
+        return self._carrying.take(news, group) if self._carrying is not None else []
 
     def reduce(self, group: Group, effect: m.Reduce, interrupted: Callable[[], str]) -> frozenset[str]:
         """Add what all have brought. Returns the peers whose connection carried bulk data; BrokenGroup."""
@@ -218,6 +238,6 @@ class Gradients:
 
     def _path_in(self, group: Group, interrupted: Callable[[], str]) -> Path:
         if self._path is None:
-            terms = ReductionTerms(self._shards, self._way.small, interrupted, self._aggregator)
+            terms = ReductionTerms(self._shards, self._way.small, interrupted, self._aggregator, self._carrying)
             self._path = make_path(self._way.kind, group, self._arena, terms)
         return self._path

@@ -17,8 +17,8 @@ from holdfast.checkpoint.format.owner import Owner
 from holdfast.checkpoint.host_memory.place import memory_directory
 from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
 from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
-from holdfast.core.config import CHANGEABLE, HANDED, RunConfig
-from holdfast.core.errors import LedgerUnavailable, NumericsError
+from holdfast.core.config import CHANGEABLE, HANDED, PROCESS_GROUP, RunConfig
+from holdfast.core.errors import ConfigError, LedgerUnavailable, NumericsError
 from holdfast.core.options.declaring import option_of
 from holdfast.core.options.run import OFF, REFUSE
 from holdfast.core.rewinds import Rewinds
@@ -37,6 +37,7 @@ from holdfast.core.words import (
 from holdfast.devices.copies import Downloads
 from holdfast.engine.api.alone import SpokenEvents
 from holdfast.engine.bringing import FromDevice
+from holdfast.engine.carrying import ProcessGroups, process_groups
 from holdfast.engine.gradients import Gradients, Way
 from holdfast.engine.ledger_feed import LedgerFeed
 from holdfast.engine.lines import Lines
@@ -76,7 +77,7 @@ from holdfast.net.sockets import open_unix
 from holdfast.net.wires import SocketWires, Wires
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.ledger import open_workers_ledger
-from holdfast.placement.listening import open_sockets, socket_path
+from holdfast.placement.listening import open_sockets, own_address, socket_path
 from holdfast.placement.proc import started_here
 from holdfast.placement.ranks import Ranks, ranks_here
 from holdfast.reduce.aggregators import Aggregator, Mean
@@ -103,6 +104,8 @@ def path_of(environment: WorkerEnvironment | None) -> str:
     """How gradients travel. On one host, who listens on TCP does not share memory unless told to."""
     if environment is None:
         return "host"
+    if environment.path == PROCESS_GROUP:
+        return PROCESS_GROUP
     if environment.path == "network" or (environment.path == "auto" and environment.listen and not environment.host):
         return "network"
     return "hosts" if environment.host else "host"
@@ -255,7 +258,8 @@ class WorkerPlace:
         machine.audits.earlier = self.rewinds.records
         aggregator = self.mode.aggregator() if config.ranks == 1 else Mean(config.ranks)
         downloads = Downloads(capture.device) if capture.device is not None else None
-        gradients = self._gradients(arena, config, capture, way, aggregator, downloads)
+        carrying = self._carrying(config, capture, attendance)
+        gradients = self._gradients(arena, config, capture, way, aggregator, downloads, carrying)
         gradients.passed = rewinding.passed
         spending = Spending(self.events, kernel.now)
         checkpoints = HeldUp(inner, spending)
@@ -285,6 +289,7 @@ class WorkerPlace:
             rewinding=rewinding,
             audits=self._audits(config, machine, holder, feed, calls, aggregator, downloads),
         )
+        gradients.ends_by(worker.replace_me)
         feed.start()
         return in_its_rank(worker, following)
 
@@ -296,6 +301,7 @@ class WorkerPlace:
         way: Way,
         aggregator: Aggregator,
         downloads: Downloads | None,
+        carrying: ProcessGroups | None,
     ) -> Gradients:
         slots = DeviceSlots(arena, downloads) if downloads is not None else None
         sums = Sums(arena, config.bundles, parities=way.parities, by_shard=aggregator.by_shard, slots=slots)
@@ -307,7 +313,19 @@ class WorkerPlace:
             way=way,
             aggregator=aggregator,
             bringing=FromDevice(sums, slots) if slots is not None else None,
+            carrying=carrying,
         )
+
+    def _carrying(self, config: RunConfig, capture: GradientCapture, attendance: Attendance) -> ProcessGroups | None:
+        if self.environment is None or config.path != PROCESS_GROUP:
+            return None
+        if attendance.own_view:
+            raise ConfigError(
+                "with --path process-group gradients are reduced among all workers, and in this mode they are not",
+                hint="leave --path out",
+            )
+        address = own_address(self.environment)
+        return process_groups(self.me, self.wires.kernel, self.mailbox, self.events, capture.device, address)
 
     def _feed(self, config: RunConfig, ledger: Ledger, address: str, local: str) -> LedgerFeed:
         registration = Registration(

@@ -15,6 +15,7 @@ from holdfast.core.errors import PeerError
 from holdfast.core.spending import REDUCING
 from holdfast.core.words import Registration
 from holdfast.engine.between_loops import BetweenLoops
+from holdfast.engine.carrying import CarrierNews
 from holdfast.engine.computed import ComputedShares
 from holdfast.engine.gradients import Gradients
 from holdfast.engine.ledger_feed import LedgerNews
@@ -264,6 +265,8 @@ class Worker:
         if isinstance(item.message, m.Shared):
             self.sharing.heard(item.peer, item.message)
             return
+        if self.gradients.carries(item.message):
+            return
         try:
             if isinstance(item.message, m.Ready):
                 self.gradients.heard(item.peer, item.message, item.note)
@@ -290,6 +293,8 @@ class Worker:
                 self._queue.append(m.PeerLost(item.view, item.peer, item.reason))
             elif isinstance(item, m.Knocked):
                 self._queue.append(item)
+            elif isinstance(item, CarrierNews):
+                self._queue.extend(self.gradients.news_of_carrier(item, self._group))
             else:
                 assert isinstance(item, LeaveRequested)
                 self.leaving.asked_by = item.number

@@ -317,6 +317,7 @@ _SENTENCES: Final[dict[str, Callable[[Event], str]]] = {
     "standstill": _standstill,
     "scaled": _scaled,
     "view": _view,
+    "carried": lambda event: f"view {event['view']} has a process group of {event['library']}",
     "recovered": _recovered,
     "progress": _progress,
     "recorded": _recorded,

@@ -6,12 +6,24 @@ know of this member (where its sums lie, its metrics), which the machine does no
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
 from holdfast.core.errors import ProtocolError
 from holdfast.membership.auditing import Said
-from holdfast.membership.messages import MARKS, Done, Fetched, GivenMean, Message, Over, Ready, ScriptPlace, Shared
+from holdfast.membership.messages import (
+    MARKS,
+    Done,
+    Fetched,
+    GivenMean,
+    Message,
+    Over,
+    Ready,
+    ScriptPlace,
+    Shared,
+    Stored,
+)
 from holdfast.membership.suspecting import Details, StateEntry
 from holdfast.membership.view_rules import Report
 from holdfast.net.framing import frame
@@ -25,11 +37,12 @@ CALLS_MAX = 1 << 20
 ENTRIES_MAX = 1 << 15
 TEXT_MAX = 512
 REASON_MAX = 1000
+VALUE_MAX = 1 << 17  # of base64
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def encode(message: Message | Shared, note: Any = None) -> bytes:
+def encode(message: Message | Shared | Stored, note: Any = None) -> bytes:
     """A whole frame."""
     if isinstance(message, Done):
         fields: dict[str, Any] = {"t": "done", "s": message.step}
@@ -67,6 +80,8 @@ def encode(message: Message | Shared, note: Any = None) -> bytes:
         fields = {"t": "over", "s": message.step, "q": message.reason[:REASON_MAX]}
     elif isinstance(message, Shared):
         fields = {"t": "shared", "s": message.place[0], "at": message.place[1:], "i": message.items}
+    elif isinstance(message, Stored):
+        fields = {"t": "stored", "k": message.key, "b": base64.b64encode(message.value).decode()}
     else:
         fields = {"t": "report", "s": message.next, "v": message.held, "k": message.kept, "d": message.digest}
         if message.former:
@@ -84,7 +99,7 @@ def encode(message: Message | Shared, note: Any = None) -> bytes:
     return frame(_dumps(fields).encode())
 
 
-def decode(body: bytes | bytearray) -> tuple[Message | Shared, Any]:
+def decode(body: bytes | bytearray) -> tuple[Message | Shared | Stored, Any]:
     """The message of a frame's body, and its note. ProtocolError for anything that no member would send."""
     try:
         fields = json.loads(body)
@@ -118,6 +133,8 @@ def decode(body: bytes | bytearray) -> tuple[Message | Shared, Any]:
         return Report(position, _shards(fields), kept, *known), None
     if kind == "shared":
         return Shared(_place(fields), _items(fields)), None
+    if kind == "stored":
+        return _stored(fields), None
     raise ProtocolError(f"a peer sent a message of unknown kind {str(kind)[:40]!r}")
 
 
@@ -135,6 +152,16 @@ def _items(fields: dict[str, Any]) -> tuple[tuple[str, object], ...]:
     ):
         raise ProtocolError("a peer shared something else than a list of names and values")
     return tuple((name, value) for name, value in items)
+
+
+def _stored(fields: dict[str, Any]) -> Stored:
+    key, value = fields.get("k"), fields.get("b")
+    if type(key) is not str or len(key) > TEXT_MAX or type(value) is not str or len(value) > VALUE_MAX:
+        raise ProtocolError(f"a peer set {str(key)[:40]!r} to something that is no value of a store")
+    try:
+        return Stored(key, base64.b64decode(value, validate=True))
+    except ValueError as error:
+        raise ProtocolError(f"a peer set {key[:40]!r} to something that is not base64") from error
 
 
 def _reason(fields: dict[str, Any]) -> str:

@@ -76,6 +76,17 @@ class Shared:
     items: tuple[tuple[str, object], ...]
 
 
+STORED_MAX = 1 << 14  # of one view
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a library sets while the view's process group is built: see engine/carrying.py. Not for the machine."""
+
+    key: str
+    value: bytes
+
+
 # ---- events
 
 

@@ -43,6 +43,8 @@ RECEIVE_BYTES = 64 * 1024
 BULK_BYTES = 1024 * 1024
 RECORDS = 64  # of TLS, moved for one poll: as many bytes as without
 SILENT = "its host does not answer"
+ASK_S = 0.5  # while nothing moves, it is asked so often who is gone
+ATTEND_MS = 1
 
 
 @dataclass
@@ -245,6 +247,31 @@ class Group:
         """
         _Exchange(self, sends, receives).run(interrupted)
 
+    def attend(self, is_done: Callable[[], bool], *, interrupted: Callable[[], str]) -> None:
+        """While something beside the connections is under way: see who is lost meanwhile. Nothing is read.
+
+        Raises BrokenGroup as `exchange` does, when a connection ends, or when a host does not answer.
+        """
+        poll = self.kernel.poll()
+        for connection in self.connections.values():
+            poll.register(connection.sock.fileno(), select.POLLRDHUP | (select.POLLOUT if connection.outbox else 0))
+        look_at = self.kernel.now() + ASK_S
+        while not is_done():
+            for fd, event in poll.poll(ATTEND_MS):
+                connection = self._by_fd[fd]
+                if event & GONE:
+                    raise BrokenGroup(connection.peer, "it closed the connection")
+                self._flush(connection)
+                if not connection.outbox:
+                    poll.modify(fd, select.POLLRDHUP)
+            if self.kernel.now() < look_at:
+                continue
+            look_at = self.kernel.now() + ASK_S
+            if lost := interrupted():
+                raise BrokenGroup(lost, "its lease is gone")
+            for connection in self.silent():
+                raise BrokenGroup(connection.peer, SILENT)
+
     def flush(self, at_most_s: float) -> None:
         """Let those who still listen have what was said to them, before the connections are closed."""
         until = self.kernel.now() + at_most_s
@@ -299,7 +326,7 @@ class _Exchange:
                 else:
                     poll.unregister(connection.sock.fileno())  # done with it: its end must not keep the poll awake
                 masks[peer] = mask
-            events = poll.poll(500)
+            events = poll.poll(ASK_S * 1000)
             if not events:
                 if lost := interrupted():
                     raise BrokenGroup(lost, "its lease is gone")

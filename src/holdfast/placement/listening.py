@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 from holdfast.core.errors import ConfigError
+from holdfast.net.addresses import parse_listen
 from holdfast.net.sockets import listens_everywhere, open_tcp, open_unix
 from holdfast.placement.environment import WorkerEnvironment
 
@@ -30,3 +31,12 @@ def open_sockets(environment: WorkerEnvironment, *, network: bool) -> tuple[list
         return [server], address, ""
     near, local = open_unix(path)
     return [server, near], address, local
+
+
+def own_address(environment: WorkerEnvironment) -> str:
+    """By which the run's other workers find this one, for what listens beside it."""
+    if not environment.host:
+        return "127.0.0.1"
+    if environment.advertise and listens_everywhere(environment.listen):
+        return environment.advertise.strip("[]")
+    return parse_listen(environment.listen)[0] if environment.listen else "127.0.0.1"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from holdfast.core.config import PROCESS_GROUP
 from holdfast.net.groups import BrokenGroup, Group
 from holdfast.reduce.aggregators import ALONE
 from holdfast.reduce.alone import Alone
 from holdfast.reduce.arena import Arena
 from holdfast.reduce.hosts import Hosts, by_host
 from holdfast.reduce.network import GroupParties, Network
+from holdfast.reduce.process_group import ProcessGroup
 from holdfast.reduce.reduction import Brought, Path, ReductionTerms
 from holdfast.reduce.shared_memory import SharedMemory
 from holdfast.reduce.tree import Tree
@@ -19,7 +21,7 @@ BY_ITSELF = "itself"  # each worker is in a view of its own, whatever path the r
 
 def takes_two_rounds(kind: str, *, small: bool) -> bool:
     """Whether a step has a round of Done after that of Ready. All members of a run of one kind agree on it."""
-    return kind == "hosts" or (kind == "host" and not small)
+    return kind in ("hosts", PROCESS_GROUP) or (kind == "host" and not small)
 
 
 def make_path(kind: str, group: Group, arena: Arena, terms: ReductionTerms) -> Path:
@@ -28,6 +30,11 @@ def make_path(kind: str, group: Group, arena: Arena, terms: ReductionTerms) -> P
         return Alone(group.view, group.me, arena, terms)
     if kind == "network":
         return Network(group, arena, terms)
+    path = _through_memory(kind, group, arena, terms)
+    return ProcessGroup(group, arena, terms, path, terms.carrying) if terms.carrying is not None else path
+
+
+def _through_memory(kind: str, group: Group, arena: Arena, terms: ReductionTerms) -> Path:
     near: dict[str, Arena] = {peer: one.memory for peer, one in group.connections.items() if one.memory is not None}
     near[group.me] = arena
     if len(by_host(group.view.members)) > 1:

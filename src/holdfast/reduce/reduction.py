@@ -1,8 +1,8 @@
 """A reduction: what every member says with its Ready, and the ways to add what they bring.
 
 `SharedMemory` reads the peers' slots where they lie. `Network` moves slices over the group's connections. `Hosts` does
-the one within a host and the other between hosts. All give the same bits, leave the sums whole, and put the mean into
-memory that nobody touches until every member has applied the step.
+the one within a host and the other between hosts. `ProcessGroup` has torch.distributed move them. All give the same
+bits, leave the sums whole, and put the mean into memory that nobody touches until every member has applied the step.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from holdfast.core.errors import ProtocolError
 from holdfast.reduce.aggregators import MEAN, Aggregator
+from holdfast.reduce.carrier import Carrying
 from holdfast.reduce.layout import Layout
 from holdfast.reduce.sums import Sums
 from holdfast.reduce.tree import Range
@@ -32,6 +33,7 @@ class ReductionTerms:
     small: bool
     interrupted: Callable[[], str] = lambda: ""
     aggregator: Aggregator = MEAN
+    carrying: Carrying | None = None  # in a run whose gradients a process group carries
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Brought:
     metrics: Mapping[str, Mapping[int, float]]  # name -> shard -> value
     gathered: Mapping[int, str] = field(default_factory=dict)  # shard -> what its lines gave to step.gather
     ahead: str = ""  # what the next step needs, if it is this member's to bring that: see modes/port.py
+    carried: bool = False  # its process group of this view stands
 
     def encode(self, *, bulk: bool) -> dict[str, Any]:
         note: dict[str, Any] = {"n": [[start, stop, slot] for (start, stop), slot in self.nodes]}
@@ -54,6 +57,8 @@ class Brought:
             note["g"] = list(self.gathered.items())
         if self.ahead:
             note["a"] = self.ahead
+        if self.carried:
+            note["c"] = 1
         if bulk:
             note["bulk"] = 1
         return note
@@ -67,14 +72,14 @@ class Brought:
                 str(name): {int(shard): float(value) for shard, value in values}
                 for name, values in note.get("m", {}).items()
             }
-            gathered, ahead = _gathered(note), str(note.get("a", ""))
+            gathered, ahead, carried = _gathered(note), str(note.get("a", "")), bool(note.get("c"))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProtocolError("a peer's note on what it brings makes no sense") from error
         if any(not 0 <= slot < slots for _, slot in nodes):
             raise ProtocolError("a peer named a slot that there is not")
         if present is not None and any(not 0 <= index < tensors for index in present):
             raise ProtocolError("a peer named a tensor that there is not")
-        return cls(nodes, present, metrics, gathered, ahead)
+        return cls(nodes, present, metrics, gathered, ahead, carried)
 
 
 @dataclass(frozen=True)
@@ -139,11 +144,17 @@ def _gathered(note: Any) -> dict[int, str]:
 
 
 def bring(
-    sums: Sums, metrics: Mapping[str, Mapping[int, float]], gathered: Mapping[int, str] | None = None, ahead: str = ""
+    sums: Sums,
+    metrics: Mapping[str, Mapping[int, float]],
+    gathered: Mapping[int, str] | None = None,
+    ahead: str = "",
+    *,
+    carried: bool = False,
 ) -> Brought:
     assert sums.layout is not None
     whole = len(sums.present) == len(sums.layout.shapes)
-    return Brought(tuple(sums.nodes()), None if whole else tuple(sorted(sums.present)), metrics, gathered or {}, ahead)
+    present = None if whole else tuple(sorted(sums.present))
+    return Brought(tuple(sums.nodes()), present, metrics, gathered or {}, ahead, carried)
 
 
 def present_in(layout: Layout, brought: Mapping[str, Brought]) -> frozenset[int]:

@@ -16,12 +16,14 @@ import numpy
 import torch
 
 from holdfast.core.errors import ConfigError, ProtocolError
+from holdfast.devices.copies import CPU, on
 from holdfast.state.local import as_part_of, is_sharded
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
 _Parameters: TypeAlias = Mapping[str, torch.nn.Parameter]
 _PARTS = {"kind", "packed", "names"}
 _SAME_HINT = "go on with the same optimizers, or start another run with another name"
+STEPS = "step"  # which torch leaves where it is, unless the optimizer is capturable or fused
 _GROUPS_HINT = (
     "give the optimizer all its parameter groups, in the same order, before holdfast.join, "
     "and freeze with requires_grad_(False) what is not to be trained yet"
@@ -187,14 +189,18 @@ def restore_optimizer(sent: dict[str, Any], optimizer: torch.optim.Optimizer, *,
     packed["param_groups"] = copied(packed["param_groups"])
     numbers = list(chain.from_iterable(group["params"] for group in packed["param_groups"]))
     try:
+        mine = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        owners = dict(zip(numbers, mine, strict=True))
+        packed["state"] = {
+            number: _beside(value, owners[number].device) if number in owners else value
+            for number, value in packed["state"].items()
+        }
         optimizer.load_state_dict(packed)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"the optimizer does not take the run's state: {error}",
             hint="every worker of a run must use the same optimizer class and torch version",
         ) from error
-    mine = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    owners = dict(zip(numbers, mine, strict=True))
     for number, value in packed["state"].items():
         owner = owners.get(number, number)
         placed = _placed(value, optimizer.state.get(owner), copy=not adopt)
@@ -203,6 +209,14 @@ def restore_optimizer(sent: dict[str, Any], optimizer: torch.optim.Optimizer, *,
                 key: as_part_of(owner, item) if isinstance(item, torch.Tensor) else item for key, item in placed.items()
             }
         optimizer.state[owner] = placed
+
+
+def _beside(value: Any, device: torch.device) -> Any:
+    """A parameter's state where the parameter is, as torch will have it, and before torch waits for each tensor."""
+    if not isinstance(value, dict) or device == CPU:
+        return value
+    tensors = {key: item for key, item in value.items() if isinstance(item, torch.Tensor) and key != STEPS}
+    return {**value, **{key: on(item, device) for key, item in tensors.items()}}
 
 
 def _placed(sent: Any, loaded: Any, *, copy: bool) -> Any:

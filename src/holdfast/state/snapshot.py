@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from holdfast.core.errors import ConfigError, ProtocolError
-from holdfast.devices.copies import CPU, as_of, mark_on
+from holdfast.devices.copies import CPU, as_of, mark_on, on
 from holdfast.state.codec import InOrder, Tree, flatten, pack_tree, unflatten, unpack_tree
 from holdfast.state.digest import state_digest
 from holdfast.state.extras import Stateful, capture_extra, check_kinds, refer_to_extra, restore_extra
@@ -227,7 +227,7 @@ class Holder:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 if parts[name].data_ptr() != state["parameters"][name].data_ptr():
-                    parts[name].copy_(state["parameters"][name])
+                    parts[name].copy_(on(state["parameters"][name], parts[name].device))
                 parameter.requires_grad_(bool(state["requires_grad"][name]))
             for name, buffer in buffers.items():
                 _write(buffer, state["buffers"][name])
@@ -298,4 +298,4 @@ def _write(buffer: torch.Tensor, value: torch.Tensor) -> None:
         # An expanded buffer has one cell for many elements; it gets memory of its own, and stays the same object.
         buffer.data = value.to(buffer.device, copy=True)
     else:
-        buffer.copy_(value)
+        buffer.copy_(on(value, buffer.device))

@@ -23,7 +23,7 @@ WARM, COLD = STARTS = ("warm", "cold")  # forked from a process that has importe
 AUTO, NONE = "auto", "none"  # which of a host's accelerators its workers are given
 DEVICES_MAX = 64
 RANKS_MAX = 64
-PATHS = ("auto", "shared-memory", "network")
+PATHS = ("auto", "shared-memory", "network", "process-group")
 ON, OFF = REBALANCE = ("on", "off")  # shards follow the workers' paces, or stay with them
 REFUSE, WARN = NUMERICS = ("refuse", "warn")  # a worker whose arithmetic gives other bits
 DASHBOARD_PORT = 8642
@@ -307,7 +307,8 @@ class WorkerOptions:
         "auto",
         group=HOSTS,
         help="how gradients travel",
-        more="`network` is TCP; `auto` is shared memory, and between hosts one stream for each",
+        more="`network` is TCP; `auto` is shared memory, and between hosts one stream for each. With `process-group`"
+        " [torch.distributed](../how-to/accelerators.md#process-groups) moves them, by NCCL or gloo",
     )
     numerics: str = option(
         Choice(NUMERICS),

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
-from holdfast.core.errors import LedgerError
+from holdfast.core.config import PROCESS_GROUP
+from holdfast.core.errors import ConfigError, LedgerError
 from holdfast.core.words import KEY_SCRIPT_ENDED, KEY_WORKERS, Registration, View, encode_json
 from holdfast.detection.beat import Activity
 from holdfast.detection.heartbeat import Heartbeat, Pulse
@@ -51,6 +52,11 @@ class Lines:
     """Opened once; registers the worker in the ledger."""
 
     def __init__(self, environment: WorkerEnvironment) -> None:
+        if environment.path == PROCESS_GROUP:
+            raise ConfigError(
+                "--path process-group is for scripts that call holdfast.join, and this one calls Horovod's init",
+                hint="leave --path out, or give --path network",
+            )
         self.environment = environment
         self.me = environment.worker
         self.host = environment.host or socket.gethostname()
