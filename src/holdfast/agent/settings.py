@@ -68,7 +68,7 @@ class RunSettings(WorkerOptions, AgentOptions):
         for given, why in (
             ("--ledger" if self.ledger else "", "groups of ranks train on one host"),
             ("--listen" if self.listen else "", "groups of ranks share the host's memory"),
-            ("--path network" if self.path == "network" else "", "groups of ranks share the host's memory"),
+            (f"--path {self.path}" if self.path in ("network", PROCESS_GROUP) else "", "groups of ranks share the host's memory"),
             ("--servers" if self.servers else "", "parameter servers take whole gradients"),
             ("--audit" if self.audit else "", "shards of groups are not computed twice"),
             ("--keep-best" if self.checkpoint.keep_best else "", "groups do not agree on recorded values yet"),

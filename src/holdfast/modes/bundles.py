@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from holdfast.modes.port import DataPlan, ShardPlace
+from holdfast.data.shards import ShardPlace
+from holdfast.modes.port import DataPlan
 
 
 class Bundles(DataPlan):
