@@ -158,6 +158,7 @@ def test_a_checkpoint_of_groups_is_loaded_by_any_number_of_ranks(tmp_path: Path,
     [
         (["--ranks", "3"], "a power of two"),
         (["--ranks", "2", "--path", "network"], "--path network does not go with --ranks 2"),
+        (["--ranks", "2", "--path", "process-group"], "--path process-group does not go with --ranks 2"),
         (["--ranks", "2", "--listen", "127.0.0.1"], "--listen does not go with --ranks 2"),
         (["--ranks", "2", "--servers", "1"], "--servers does not go with --ranks 2"),
         (["--ranks", "2", "--audit", "0.5"], "--audit does not go with --ranks 2"),

@@ -65,10 +65,11 @@ class RunSettings(WorkerOptions, AgentOptions):
             raise ConfigError(
                 f"--ranks is {self.ranks}", hint="a power of two, so that additions keep their order: 2, 4, 8, ..."
             )
+        elsewhere = ("network", PROCESS_GROUP)
         for given, why in (
             ("--ledger" if self.ledger else "", "groups of ranks train on one host"),
             ("--listen" if self.listen else "", "groups of ranks share the host's memory"),
-            (f"--path {self.path}" if self.path in ("network", PROCESS_GROUP) else "", "groups of ranks share the host's memory"),
+            (f"--path {self.path}" if self.path in elsewhere else "", "groups of ranks share the host's memory"),
             ("--servers" if self.servers else "", "parameter servers take whole gradients"),
             ("--audit" if self.audit else "", "shards of groups are not computed twice"),
             ("--keep-best" if self.checkpoint.keep_best else "", "groups do not agree on recorded values yet"),
