@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.harness import device as simulated
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "run"))  # the fork harness
 torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)  # imports torch._dynamo: once, not in every fork
 
 

@@ -14,14 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forked import Outcome, agreed, forked
-
 import holdfast
 from holdfast.checkpoint.format.owner import release
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.core.errors import Evicted
 from holdfast.engine.api.process_edge import newest_run
 from tests.devices.trainings import train, wait_for, wait_until_registered
+from tests.harness.forked import Outcome, agreed, forked
 
 DEADLINE_S = 200.0
 KILL, STOP, JOIN, REWIND, RESTORE = FAULTS = ("kill", "stop", "join", "rewind", "restore")
@@ -92,7 +91,7 @@ def _stop(start: Callable[..., Any], way: Way, place: Path, workers: int) -> Map
         return found
 
     stopped = partial(start, in_shard=_signal(members[1], signal.SIGSTOP, victim))
-    bodies = {**dict.fromkeys(members, other), members[1]: stopped}
+    bodies: dict[str, Callable[[], Any]] = {**dict.fromkeys(members, other), members[1]: stopped}
     found = forked(bodies, path=way.path, lease_s=2.0, deadline_s=DEADLINE_S)
     assert found.pop(members[1]).signal == signal.SIGKILL
     return found

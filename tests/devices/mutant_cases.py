@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from forked import Outcome, forked
 
 from holdfast.state.snapshot import Holder
 from tests.devices.trainings import LATE, Net, groups_of, train
 from tests.harness import device as simulated
+from tests.harness.forked import Outcome, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
 COPIES, CARRIER = "holdfast.devices.copies", "holdfast.reduce.carrier"

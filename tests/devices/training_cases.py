@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from forked import Outcome, agreed, forked
 
 import holdfast
 from holdfast.checkpoint.format.owner import release
@@ -29,6 +28,7 @@ from tests.devices.trainings import (
     wait_for,
     wait_until_registered,
 )
+from tests.harness.forked import Outcome, agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
 DEADLINE_S = 200.0

@@ -83,7 +83,8 @@ def train(
     run = holdfast.join(
         model, optimizer, dataset(), batch_size=BATCH, shards=shards, extras={"scheduler": scheduler}, **options
     )
-    waits, before_first = [], -sum(simulated.blocked_here().values())
+    waits: list[int] = []
+    before_first = -sum(simulated.blocked_here().values())
     metrics: Mapping[str, float] = {}
     for step in run.steps(steps):
         before(run, step.number)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import train
-from forked import agreed, forked
 
+from tests.harness.forked import agreed, forked
 from tests.soak.checkpoint_faults import training_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 import train
-from forked import agreed, forked
 from harness import DEADLINE_S, TRAIN, Training, holdfast, training
 
 from holdfast.checkpoint.restoring.reading import list_checkpoints, newest_valid, verify
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.events import read_events
 from tests.harness import hdfs_server, s3_server
+from tests.harness.forked import agreed, forked
 from tests.harness.hdfs_server import HdfsCluster
 from tests.harness.http_proxy import HttpProxy
 from tests.harness.s3_server import S3Server

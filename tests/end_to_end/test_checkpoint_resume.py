@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import train
-from forked import agreed, forked
 from harness import DEADLINE_S, TRAIN, Training, training
 
 from holdfast.checkpoint.format.manifest import directory_of, manifest_name
 from holdfast.checkpoint.restoring.reading import list_checkpoints, newest_valid, verify
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.events import read_events
+from tests.harness.forked import agreed, forked
 from tests.trainings.staged_training import __file__ as STAGED
 from tests.trainings.staged_training import cut_small
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import train
-from forked import agreed, forked
 from harness import DEADLINE_S, TRAIN, training
+
+from tests.harness.forked import agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 STEPS = ["--steps", "12"]

@@ -14,7 +14,6 @@ from typing import Any
 import poisoned
 import pytest
 import torch
-from forked import agreed, forked
 from harness import DEADLINE_S, Training, holdfast, training
 
 from holdfast.checkpoint.restoring.reading import list_checkpoints, read_manifest
@@ -22,6 +21,7 @@ from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.events import read_events
 from holdfast.placement.environment import RUN_DIR
 from holdfast.testing.observed_run import send
+from tests.harness.forked import agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 SCRIPT = poisoned.__file__

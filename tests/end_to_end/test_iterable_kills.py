@@ -9,10 +9,10 @@ from pathlib import Path
 
 import iterating
 import pytest
-from forked import agreed, forked
 from harness import DEADLINE_S, training
 
 from holdfast.events import read_events
+from tests.harness.forked import agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import train
-from forked import agreed, forked
 from harness import DEADLINE_S, TRAIN, Training, training
 
 from holdfast.checkpoint.host_memory.place import kept_steps, memory_directory, sweep
@@ -21,6 +20,7 @@ from holdfast.checkpoint.restoring.reading import list_checkpoints
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.events import read_events
 from holdfast.testing.observed_run import ObservedRun
+from tests.harness.forked import agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 STEPS = 60

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import streaming
-from forked import agreed, forked
 from harness import DEADLINE_S, training
 
 from holdfast.events import read_events
 from holdfast.testing.observed_run import ObservedRun, send
+from tests.harness.forked import agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 

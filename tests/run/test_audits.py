@@ -13,13 +13,13 @@ import pytest
 import reference
 import torch
 from cases import CASES, Training, dataset, mlp, sgd
-from forked import Outcome, agreed, forked
 from torch.nn import functional as F
 
 import holdfast
 from holdfast.engine.recovery import auditing
 from holdfast.events import read_events
 from holdfast.placement.environment import RUN_DIR, WORKER, variable
+from tests.harness.forked import Outcome, agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 BATCH, SHARDS = 24, 6

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from forked import agreed, forked
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import holdfast
 from holdfast.core.errors import ConfigError
 from holdfast.engine.collectives import Collectives
+from tests.harness.forked import agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

@@ -13,12 +13,12 @@ import pytest
 import reference
 import torch
 from cases import CASES, Training, dataset
-from forked import Outcome, forked
 from test_workers import die, let_in, wait_for_file
 
 import holdfast
 from holdfast.events import read_events
 from holdfast.placement.environment import RUN_DIR, WORKER, variable
+from tests.harness.forked import Outcome, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 BATCH, SHARDS, STEPS = 24, 6, 12

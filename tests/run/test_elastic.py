@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from forked import agreed, forked
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -20,6 +19,7 @@ from torch.utils.data import Dataset
 import holdfast
 from holdfast.core.errors import ConfigError
 from holdfast.placement.environment import RUN_DIR
+from tests.harness.forked import agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 SAMPLES, BATCH, SHARDS = 96, 24, 8  # 3 samples in a shard, 4 full steps in an epoch

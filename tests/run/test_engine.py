@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from forked import agreed, forked
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import holdfast
+from tests.harness.forked import agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 STEPS, SHARDS = 10, 8

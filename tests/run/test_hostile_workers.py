@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from forked import Outcome, agreed, forked
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -22,6 +21,7 @@ from holdfast.byzantine import Krum, MultiKrum, NearestNeighbourMixing, Rule, Tr
 from holdfast.core.errors import EXIT_EVICTED
 from holdfast.events.reading import read_events
 from holdfast.placement.environment import WorkerEnvironment
+from tests.harness.forked import Outcome, agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 WORKERS, SHARDS, STEPS = 5, 10, 80

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import reference
 from cases import CASES, Case, dataset, sgd
-from forked import Outcome, agreed, forked
 from test_workers import BATCH, SHARDS, die, let_in, wait_for_file
 from torch import nn
 
@@ -29,6 +28,7 @@ from holdfast.reduce.hosts import Hosts
 from holdfast.reduce.network import Network
 from holdfast.reduce.shared_memory import SharedMemory
 from holdfast.trust.keys import create_keys
+from tests.harness.forked import Outcome, agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

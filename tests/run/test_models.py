@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import reference
 from cases import CASES, Case, Training, dataset
-from forked import agreed, forked
 from wild import WILD
 
 import holdfast
+from tests.harness.forked import agreed, forked
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")  # torch means well
 

@@ -14,13 +14,13 @@ import pytest
 import reference
 import torch
 from cases import CASES, dataset, gan, mlp, sgd
-from forked import agreed, forked
 
 import holdfast
 from holdfast import checkpoint
 from holdfast.cli.main import main
 from holdfast.core.errors import ConfigError
 from holdfast.state.snapshot import Holder
+from tests.harness.forked import agreed, forked
 
 Join = Callable[..., holdfast.Run]
 BATCH, SHARDS = 24, 6

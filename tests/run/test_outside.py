@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from cases import Assigning, dataset, mlp, sgd
-from forked import Outcome, forked
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -27,6 +26,7 @@ from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.core.errors import ConfigError
 from holdfast.events import read_events
 from holdfast.placement.environment import RUN_DIR, variable
+from tests.harness.forked import Outcome, forked
 
 Join = Callable[..., holdfast.Run]
 Script = Callable[[holdfast.Run, nn.Module], Any]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from forked import agreed, forked
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import holdfast
+from tests.harness.forked import agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "add-a-mode.md"

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import agreed, forked
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from tests.harness.forked import agreed, forked
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 SCRIPTS = (

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from forked import Outcome, agreed, forked
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -24,6 +23,7 @@ from holdfast.engine import carrying
 from holdfast.horovod.world.lines import Lines
 from holdfast.placement.environment import RUN_DIR, WorkerEnvironment
 from holdfast.reduce.carrier import Carrier, CarrierFailed
+from tests.harness.forked import Outcome, agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 BATCH, SHARDS, STEPS, WIDTH = 24, 6, 12, 3000  # its slots have more than SMALL_BYTES

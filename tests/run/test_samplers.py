@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from cases import dataset, mlp, sgd
-from forked import agreed, forked
 from test_workers import let_in, wait_for_file
 from torch import nn
 from torch.nn import functional as F
@@ -20,6 +19,7 @@ from torch.utils import data
 import holdfast
 from holdfast.core.errors import ConfigError
 from holdfast.drills.rig import Tracer
+from tests.harness.forked import agreed, forked
 
 Join = Callable[..., holdfast.Run]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from forked import forked
 
 import holdfast
 from holdfast.data import Mixture, Stream
 from holdfast.drills.conduct import _indices
 from holdfast.drills.rig import Tracer
+from tests.harness.forked import forked
 
 Join = Callable[..., holdfast.Run]
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from cases import Training, dataset, mlp, sgd
-from forked import forked
 from torch.nn import functional as F
 from torch.utils.data import Dataset, DistributedSampler, RandomSampler, get_worker_info
 
@@ -26,6 +25,7 @@ from holdfast.checkpoint.settings import CheckpointSettings
 from holdfast.checkpoint.storage.opening import open_storage
 from holdfast.core.errors import ArgumentError, ConfigError
 from holdfast.engine.api.old_names import NEW_NAMES
+from tests.harness.forked import forked
 
 Join = Callable[..., holdfast.Run]
 

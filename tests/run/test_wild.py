@@ -14,7 +14,6 @@ import pytest
 import reference
 import torch
 from cases import Training, dataset, mlp, sgd
-from forked import agreed, forked
 from test_workers import die, let_in, wait_for_file
 from torch import nn
 from torch.nn import functional as F
@@ -24,6 +23,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.data.alignment import ALIGNMENT_BYTES, align_batch
 from holdfast.data.stuck_loaders import LoaderStacks
 from holdfast.engine.api.hash_order import first_use
+from tests.harness.forked import agreed, forked
 
 Join = Callable[..., holdfast.Run]
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from forked import agreed, forked
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import holdfast
 from holdfast.core.errors import ConfigError, Evicted, WorkerEnded
 from holdfast.placement.environment import RUN_DIR, WORKER
+from tests.harness.forked import agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 STEPS = 12

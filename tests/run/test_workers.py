@@ -16,7 +16,6 @@ import pytest
 import reference
 import torch
 from cases import CASES, Case, Training, dataset, mlp, sgd
-from forked import agreed, forked
 from torch.nn import functional as F
 from wild import WILD
 
@@ -24,6 +23,7 @@ import holdfast
 from holdfast.engine.api import joining
 from holdfast.engine.numerics import check_fingerprint, fingerprint
 from holdfast.placement.environment import RUN_DIR
+from tests.harness.forked import agreed, forked
 
 pytestmark = [
     pytest.mark.processes,

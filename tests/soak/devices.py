@@ -13,14 +13,13 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run"))  # the fork harness
 
 from tests.devices.faults import FAULTS, REWIND, WAYS, Way, quiet, run_with
 from tests.devices.trainings import EARLY, LATE
@@ -59,17 +58,17 @@ def main() -> int:
     return 1 if bad or not count else 0
 
 
-def _runs(only: str | None, ways: dict[str, Way]) -> Any:
+def _runs(only: str | None, ways: dict[str, Way]) -> Iterator[tuple[str, int, str, Callable[[], Any]]]:
     """What happens, in how many shards, in words, and the function that does it."""
     if only in (None, QUIET):
         for workers, shards, (name, way), when in product((1, 2, 3, 5), (6, 8), ways.items(), (LATE, EARLY)):
-            begin: Callable[[], Any] = lambda w=workers, s=shards, y=way, t=when: quiet(y, w, s, t)  # noqa: E731
+            begin = partial(quiet, way, workers, shards, when)
             yield QUIET, shards, f"{workers} workers, {shards} shards, {name}, {when}", begin
     with tempfile.TemporaryDirectory(prefix="holdfast-devices-") as home:
         for number, (fault, (name, way), when) in enumerate(product(FAULTS, ways.items(), (LATE, EARLY))):
             if only in (None, fault):
                 place = Path(home) / str(number)
-                begin = lambda f=fault, y=way, t=when, p=place: run_with(f, y, t, p)  # noqa: E731
+                begin = partial(run_with, fault, way, when, place)
                 yield fault, 6, f"3 workers, 6 shards, {name}, {when}", begin
 
 

@@ -61,7 +61,7 @@ def forked(
     size: int | None = None,
     keys: Path | None = None,
     deadline_s: float = DEADLINE_S,
-    **told: str,
+    **told: Any,
 ) -> dict[str, Outcome]:
     """Run each body in a worker of its own, as one run; `bodies` by worker id, or one body for `workers` workers.
 

@@ -1,8 +1,0 @@
-"""Finds what tests/run has: the fork harness."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
