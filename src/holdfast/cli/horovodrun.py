@@ -18,21 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.horovod.launch_words import WITH_A_VALUE, WITHOUT_ONE
 
 ASK_S = 1.0
 SCRIPT_S = 30.0  # as long as a discovery script may take
 HERE = ("localhost", "127.0.0.1", "::1")
 ELSEWHERE = "give `holdfast run --ledger etcd://HOST:2379 --keys DIR --run NAME --horovod --workers N` on each host"
-WITH_A_VALUE = """
-start-timeout elastic-timeout gloo-timeout-seconds network-interface network-interfaces output-filename log-level
-fusion-threshold-mb cycle-time-ms cache-capacity num-nccl-streams thread-affinity stall-check-shutdown-time-seconds
-autotune-log-file autotune-warmup-samples autotune-steps-per-sample autotune-bayes-opt-max-samples
-autotune-gaussian-process-noise"""  # options of horovodrun that have no effect here
-WITHOUT_ONE = """
-gloo mpi tcp verbose disable-cache autotune no-autotune hierarchical-allreduce no-hierarchical-allreduce
-hierarchical-allgather no-hierarchical-allgather torus-allreduce no-torus-allreduce timeline-mark-cycles
-no-timeline-mark-cycles mpi-threads-disable no-mpi-threads-disable log-with-timestamp log-without-timestamp
-prefix-output-with-timestamp stall-check"""
 WHO = ("-H", "--hostfile", "--host-discovery-script")  # say which hosts there are
 UNTOLD = {"gloo", "mpi", "verbose", "stall-check", "timeline-mark-cycles"}  # it is so anyway, or has an effect
 _PYTHON = re.compile(r"python[\d.]*")
@@ -62,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-hostfile", "--hostfile", metavar="FILE", help="lines HOST slots=N, in the place of -H")
     add("--dir", metavar="DIR", help="where runs are kept")
     add("--run", metavar="NAME", help="the run's name")
-    for name in WITH_A_VALUE.split():
+    for name in WITH_A_VALUE:
         add(f"--{name}", metavar="X", help=argparse.SUPPRESS)
-    for name in WITHOUT_ONE.split():
+    for name in WITHOUT_ONE:
         add(f"--{name}", action="store_true", help=argparse.SUPPRESS)
     add("words", nargs=argparse.REMAINDER, metavar="command", help="the script and its arguments")
 
@@ -207,7 +198,7 @@ def _tell(options: argparse.Namespace) -> None:
             "0.5 s, then 1 s, up to 30 s",
             file=sys.stderr,
         )
-    named = [name for name in f"{WITH_A_VALUE} {WITHOUT_ONE}".split() if name not in UNTOLD]
+    named = [name for name in (*WITH_A_VALUE, *WITHOUT_ONE) if name not in UNTOLD]
     given = [f"--{name}" for name in named if getattr(options, name.replace("-", "_"))]
     if given:
         print(f"holdfast: without effect here: {', '.join(given)}", file=sys.stderr)

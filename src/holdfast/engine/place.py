@@ -1,4 +1,4 @@
-"""Where a worker belongs: its run's ledger, its id, its listener; and what is built there."""
+"""Where a worker belongs: its run's ledger, its id, its listener, its place for checkpoints. building.py builds it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import secrets
 import socket
 import time
 import warnings
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,10 +15,10 @@ from holdfast.checkpoint.format.owner import Owner
 from holdfast.checkpoint.host_memory.place import memory_directory
 from holdfast.checkpoint.host_memory.snapshot_files import HostMemory
 from holdfast.checkpoint.settings import CheckpointSettings, parse_memory
-from holdfast.core.config import CHANGEABLE, HANDED, PROCESS_GROUP, RunConfig
-from holdfast.core.errors import ConfigError, LedgerUnavailable, NumericsError
+from holdfast.core.config import CHANGEABLE, PROCESS_GROUP, RunConfig
+from holdfast.core.errors import LedgerUnavailable, NumericsError
 from holdfast.core.options.declaring import option_of
-from holdfast.core.options.run import OFF, REFUSE
+from holdfast.core.options.run import REFUSE
 from holdfast.core.rewinds import Rewinds
 from holdfast.core.words import (
     KEY_CONFIG,
@@ -29,47 +27,27 @@ from holdfast.core.words import (
     KEY_RUN,
     KEY_SIZE,
     KEY_WORKERS,
-    Registration,
     decode_json,
     decode_whole,
     encode_json,
 )
-from holdfast.devices.copies import Downloads
 from holdfast.engine.api.alone import SpokenEvents
-from holdfast.engine.bringing import FromDevice
-from holdfast.engine.carrying import ProcessGroups, process_groups
-from holdfast.engine.gradients import Gradients, Way
 from holdfast.engine.ledger_feed import LedgerFeed
-from holdfast.engine.lines import Lines
 from holdfast.engine.numerics import check_fingerprint
-from holdfast.engine.optimizer_calls import OptimizerCalls
-from holdfast.engine.pausing import Pauses
-from holdfast.engine.ranks.forming import Formed, form, make_arena, socket_of_rank
-from holdfast.engine.ranks.kinds import in_its_rank, worker_of
-from holdfast.engine.ranks.whole_state import FollowingCheckpoints, of_group
-from holdfast.engine.recovery.auditing import Audits, audit_rules
-from holdfast.engine.recovery.catching import MEAN, Catching, MeanDesk, serve_mean
+from holdfast.engine.ranks.forming import socket_of_rank
+from holdfast.engine.recovery.catching import MEAN, MeanDesk, serve_mean
 from holdfast.engine.recovery.rewinding import Rewinding
-from holdfast.engine.recovery.trusting import Trusting, book_for
 from holdfast.engine.servers import reach_servers
-from holdfast.engine.spending import HeldUp, Spending
 from holdfast.engine.transfer.checkpointing import NoCheckpoints, RunCheckpoints, SavingWorker
 from holdfast.engine.transfer.claiming import Claim
-from holdfast.engine.transfer.fetching import SNAPSHOT, Fetcher
+from holdfast.engine.transfer.fetching import SNAPSHOT
 from holdfast.engine.transfer.memory_desk import MEMORY, serve_memory
 from holdfast.engine.transfer.recalling import Recaller
 from holdfast.engine.transfer.snapshot_desk import SnapshotDesk
-from holdfast.engine.transfer.state_elsewhere import StateElsewhere
-from holdfast.engine.transfer.state_transfer import StateTransfer
-from holdfast.engine.transfer.table_rows import TableRows
-from holdfast.engine.worker import Worker
 from holdfast.events import EventLog
 from holdfast.ledger.memory import MemoryLedger
 from holdfast.ledger.port import Ledger
-from holdfast.membership.machine import Machine
-from holdfast.membership.view_rules import Timing
-from holdfast.modes.capture import GradientCapture
-from holdfast.modes.port import Attendance, Mode
+from holdfast.modes.port import Mode
 from holdfast.net.listener import HandedOver, Listener, Purposes, Served
 from holdfast.net.mailbox import Mailbox
 from holdfast.net.meeting import GROUP, Connected
@@ -77,27 +55,20 @@ from holdfast.net.sockets import open_unix
 from holdfast.net.wires import SocketWires, Wires
 from holdfast.placement.environment import WorkerEnvironment
 from holdfast.placement.ledger import open_workers_ledger
-from holdfast.placement.listening import open_sockets, own_address, socket_path
+from holdfast.placement.listening import open_sockets, socket_path
 from holdfast.placement.proc import started_here
 from holdfast.placement.ranks import Ranks, ranks_here
-from holdfast.reduce.aggregators import Aggregator, Mean
 from holdfast.reduce.arena import Arena
-from holdfast.reduce.paths import BY_ITSELF
-from holdfast.reduce.reduction import SMALL_BYTES
-from holdfast.reduce.slots import DeviceSlots
-from holdfast.reduce.sums import Sums
 from holdfast.servers.memory import MemoryServers, MemorySlices
 from holdfast.servers.run_facts import author_of
 from holdfast.servers.units_port import MemoryUnits, ServerLines, SharedTable
-from holdfast.state.snapshot import Holder, States
+from holdfast.state.snapshot import States
 from holdfast.state.transfer import serve
 from holdfast.trust.keys import Keys, load_keys
 
 LEDGER_WAIT_S = 60.0
 ALONE_LEASE_S = 3600.0
 SNAPSHOT_WAIT_S = 30.0
-ABANDON_MARGIN_S = 60.0
-STATES, FETCHED_BYTES_PER_S = 3, 500e6  # a state has so many times the bytes of a gradient, and comes as fast
 
 
 def path_of(environment: WorkerEnvironment | None) -> str:
@@ -109,18 +80,6 @@ def path_of(environment: WorkerEnvironment | None) -> str:
     if environment.path == "network" or (environment.path == "auto" and environment.listen and not environment.host):
         return "network"
     return "hosts" if environment.host else "host"
-
-
-def _timing(config: RunConfig, late_s: float) -> Timing:
-    """Who may still train without the ledger is not given up: see docs/decisions/0006."""
-    timing = Timing(late_s=late_s)
-    return replace(timing, abandon_s=config.outage_s + ABANDON_MARGIN_S) if config.outage_s else timing
-
-
-def _late_s(environment: WorkerEnvironment | None, slot_bytes: int) -> float:
-    """Who is left behind fetches the state when it is back, and the others wait for that: so at least as long."""
-    least_s = environment.late_after_s if environment is not None else 0.0
-    return max(least_s, STATES * slot_bytes / FETCHED_BYTES_PER_S) if least_s else 0.0
 
 
 class WorkerPlace:
@@ -167,7 +126,8 @@ class WorkerPlace:
             return ServerLines(parameters, MemoryUnits(SharedTable(), name, incarnation))
         return reach_servers(self.environment, self.me, self.host, self.keys)
 
-    def _run(self) -> str:
+    @property
+    def run(self) -> str:
         return self.environment.run if self.environment is not None else ""
 
     @property
@@ -229,193 +189,15 @@ class WorkerPlace:
             self.events.write("warning", text=error.message)
             warnings.warn(str(error), stacklevel=4)
 
-    def build(
-        self,
-        config: RunConfig,
-        capture: GradientCapture,
-        holder: Holder,
-        saving: CheckpointSettings,
-        calls: OptimizerCalls,
-        attendance: Attendance,
-    ) -> Worker:
-        formed = form(capture.whole_layout().slot_bytes, holder.capture(0).digest())
-        path = BY_ITSELF if attendance.own_view else config.path
-        way = Way(path, formed.slot_bytes <= SMALL_BYTES, self.mode.rules().whole)
-        arena = make_arena(config.bundles * way.parities, formed.slot_bytes)
-        kernel = self.wires.kernel
-        desk, means = SnapshotDesk(kernel), MeanDesk(kernel.now)
-        feed = self._feed(config, attendance.ledger(self.ledger), *self._listen(arena, desk, means))
-        rewinding = Rewinding(self.rewinds, feed, self.events, alone=self.environment is None, kernel=kernel)
-        following = FollowingCheckpoints(keeps=bool(saving.uri))
-        alone = partial(self._checkpoints, config, saving=saving, feed=feed, rewinding=rewinding)
-        inner = of_group(self.ranks, holder, following, alone)
-        if inner.keeps and (tables := capture.tables.on_servers):
-            inner = TableRows(inner, tables, self.me, feed=feed, events=self.events)
-        if attendance.state_elsewhere:
-            inner = StateElsewhere(inner, attendance, self.me)
-        saves = inner.keeps
-        machine = self._machine(config, capture, formed, two_rounds=way.two_rounds, saves=saves)
-        machine.audits.earlier = self.rewinds.records
-        aggregator = self.mode.aggregator() if config.ranks == 1 else Mean(config.ranks)
-        downloads = Downloads(capture.device) if capture.device is not None else None
-        carrying = self._carrying(config, capture, attendance)
-        gradients = self._gradients(arena, config, capture, way, aggregator, downloads, carrying)
-        gradients.passed = rewinding.passed
-        spending = Spending(self.events, kernel.now)
-        checkpoints = HeldUp(inner, spending)
-        fetcher = Fetcher(self.me, self.wires, holder, gradient_bytes=arena.slot_bytes)
-        worker = worker_of(self.ranks)(
-            machine,
-            Lines(
-                wires=self.wires,
-                mailbox=self.mailbox,
-                feed=feed,
-                events=self.events,
-                spending=spending,
-            ),
-            gradients=gradients,
-            transfer=StateTransfer(
-                capture,
-                holder,
-                desk=desk,
-                fetcher=fetcher,
-                checkpoints=checkpoints,
-                events=self.events,
-                clock=kernel.now,
-            ),
-            catching=self._catching(means, gradients, capture, checkpoints),
-            pauses=Pauses(feed, self.events, run=self._run(), outage_s=config.outage_s),
-            attendance=attendance,
-            rewinding=rewinding,
-            audits=self._audits(config, machine, holder, feed, calls, aggregator, downloads),
-        )
-        gradients.ends_by(worker.replace_me)
-        feed.start()
-        return in_its_rank(worker, following)
-
-    def _gradients(
-        self,
-        arena: Arena,
-        config: RunConfig,
-        capture: GradientCapture,
-        way: Way,
-        aggregator: Aggregator,
-        downloads: Downloads | None,
-        carrying: ProcessGroups | None,
-    ) -> Gradients:
-        slots = DeviceSlots(arena, downloads) if downloads is not None else None
-        sums = Sums(arena, config.bundles, parities=way.parities, by_shard=aggregator.by_shard, slots=slots)
-        return Gradients(
-            self.me,
-            arena=arena,
-            sums=sums,
-            capture=capture,
-            way=way,
-            aggregator=aggregator,
-            bringing=FromDevice(sums, slots) if slots is not None else None,
-            carrying=carrying,
-        )
-
-    def _carrying(self, config: RunConfig, capture: GradientCapture, attendance: Attendance) -> ProcessGroups | None:
-        if self.environment is None or config.path != PROCESS_GROUP:
-            return None
-        if attendance.own_view:
-            raise ConfigError(
-                "with --path process-group gradients are reduced among all workers, and in this mode they are not",
-                hint="leave --path out",
-            )
-        address = own_address(self.environment)
-        return process_groups(self.me, self.wires.kernel, self.mailbox, self.events, capture.device, address)
-
-    def _feed(self, config: RunConfig, ledger: Ledger, address: str, local: str) -> LedgerFeed:
-        registration = Registration(
-            id=self.me,
-            host=self.host,
-            pid=os.getpid(),
-            pid_started=started_here(),
-            address=address,
-            fingerprint=self.fingerprint,
-            local=local,
-        )
-        return LedgerFeed(
-            ledger,
-            registration,
-            self.mailbox,
-            self.events,
-            lease_s=self.lease_s,
-            outage_s=config.outage_s,
-            kernel=self.wires.kernel,
-        )
-
-    def _audits(
-        self,
-        config: RunConfig,
-        machine: Machine,
-        holder: Holder,
-        feed: LedgerFeed,
-        calls: OptimizerCalls,
-        aggregator: Aggregator,
-        downloads: Downloads | None,
-    ) -> Audits:
-        whole = machine.step_rules.whole
-        book = book_for(aggregator, shards=config.shards, f=self.mode.hostile, whole=whole)
-        return Audits(
-            machine.audits,
-            me=self.me,
-            holder=holder,
-            events=self.events,
-            feed=feed,
-            calls=calls,
-            trusting=Trusting(book, me=self.me, events=self.events, clock=self.wires.kernel.now),
-            doubts=config.non_finite != "ignore",
-            downloads=downloads,
-        )
-
-    def _catching(
-        self, means: MeanDesk, gradients: Gradients, capture: GradientCapture, checkpoints: NoCheckpoints
-    ) -> Catching:
-        return Catching(
-            self.me,
-            self.wires,
-            desk=means,
-            gradients=gradients,
-            capture=capture,
-            events=self.events,
-            checkpoints=checkpoints,
-        )
-
-    def _machine(
-        self, config: RunConfig, capture: GradientCapture, formed: Formed, *, two_rounds: bool, saves: bool
-    ) -> Machine:
-        rules = self.mode.rules()
-        rules.even = rules.even or config.rebalance == OFF
-        # Whoever is left behind is one whose shards the others compute: only where a step must have them, and nobody
-        # waits for samples that one of them reads.
-        late_s = (
-            _late_s(self.environment, formed.slot_bytes)
-            if rules.whole and config.order != HANDED and config.ranks == 1
-            else 0.0
-        )
-        return Machine(
-            self.me,
-            shards=config.bundles,
-            digest=formed.digest,
-            two_rounds=two_rounds,
-            checkpoints=saves,
-            timing=_timing(config, late_s),
-            rules=audit_rules(config, capture.parameters),
-            step_rules=rules,
-        )
-
-    def _memory_root(self) -> Path | None:
+    def memory_root(self) -> Path | None:
         environment = self.environment
         return memory_directory(environment.run_dir, self.keys.secret) if environment is not None else None
 
-    def _checkpoints(
+    def checkpoints(
         self, config: RunConfig, holder: States, saving: CheckpointSettings, feed: LedgerFeed, rewinding: Rewinding
     ) -> NoCheckpoints:
         """In storage, in hosts' memory, or both. A run of one keeps nothing in memory: it has no host to itself."""
-        environment, root = self.environment, self._memory_root()
+        environment, root = self.environment, self.memory_root()
         memory, recaller = None, None
         if saving.memory and environment is not None and root is not None:
             memory = HostMemory(
@@ -434,7 +216,7 @@ class WorkerPlace:
             holder,
             SavingWorker(
                 id=self.me,
-                run=self._run(),
+                run=self.run,
                 run_dir=environment.run_dir if environment else None,
                 memory=memory,
                 recaller=recaller,
@@ -445,6 +227,10 @@ class WorkerPlace:
             claim=Claim(self._owner()),
         )
 
+    def saves(self, checkpoints: NoCheckpoints) -> bool:
+        """Whether members without state look there for one."""
+        return checkpoints.keeps
+
     def _owner(self) -> Owner:
         """What this run says of itself in its place for checkpoints."""
         environment = self.environment
@@ -453,24 +239,24 @@ class WorkerPlace:
             return Owner(run=environment.run, directory=str(environment.run_dir), **about)  # type: ignore[arg-type]
         return Owner(run="", pid=os.getpid(), pid_started=started_here(), **about)  # type: ignore[arg-type]
 
-    def _listen(self, arena: Arena, desk: SnapshotDesk, means: MeanDesk) -> tuple[str, str]:
+    def listen(self, arena: Arena, desk: SnapshotDesk, means: MeanDesk) -> tuple[str, str]:
         if self.environment is None:
             return "none:", ""
         if self.ranks.rank:
             server, _ = open_unix(self._socket())
-            self.listener = Listener([server], self.keys, self.me, self._purposes(desk, means))
+            self.listener = Listener([server], self.keys, self.me, self.purposes(desk, means))
             return "none:", ""
         servers, address, local = open_sockets(self.environment, network=self.network)
-        self.listener = Listener(servers, self.keys, self.me, self._purposes(desk, means), memory=arena)
+        self.listener = Listener(servers, self.keys, self.me, self.purposes(desk, means), memory=arena)
         return address, local
 
     def _socket(self) -> Path:
         assert self.environment is not None
         return Path(socket_of_rank(str(socket_path(self.environment)), self.ranks.rank))
 
-    def _purposes(self, desk: SnapshotDesk, means: MeanDesk) -> Purposes:
+    def purposes(self, desk: SnapshotDesk, means: MeanDesk) -> Purposes:
         """What other workers may connect to this one for."""
-        root = self._memory_root()
+        root = self.memory_root()
 
         def on_snapshot(view: int, sock: socket.socket) -> None:
             snapshot = desk.wait_for(view, SNAPSHOT_WAIT_S)

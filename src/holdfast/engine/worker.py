@@ -25,6 +25,7 @@ from holdfast.engine.recovery.auditing import Audits
 from holdfast.engine.recovery.catching import Catching, Late
 from holdfast.engine.recovery.knocking import Knocker
 from holdfast.engine.recovery.leaving import LeaveRequested, Leaving
+from holdfast.engine.recovery.repairing import Repair
 from holdfast.engine.recovery.rewinding import Rewinding
 from holdfast.engine.sharing import Sharing
 from holdfast.engine.transfer.state_transfer import StateTransfer
@@ -88,8 +89,7 @@ class Worker:
         self._shares = ComputedShares(machine, gradients, audits, transfer.checkpoints, self._queue.append)
         self._directive: m.Compute | m.Commit | m.Halt | None = None
         self._ended: m.End | None = None
-        self._broken_at: float | None = None
-        self._recomputed = 0
+        self._repair = Repair(lines.events, lines.wires.kernel.now)
         self.leaving = Leaving(
             machine,
             lines,
@@ -114,7 +114,7 @@ class Worker:
             if self._directive is not None and not self._must_pause(self._directive):
                 directive, self._directive = self._directive, None
                 self._pauses.over()
-                self.spending.go_on(broken=self._broken_at is not None)
+                self.spending.go_on(broken=self._repair.is_under_way)
                 if not isinstance(directive, m.Halt):
                     self.attendance.given(directive)
                 return directive
@@ -231,7 +231,7 @@ class Worker:
         return self.machine.handle(event, self._clock())
 
     def wait(self, at_most_s: float = TICK_S) -> None:
-        spending, phase, broken, now = self.spending, self.machine.phase, self._broken_at is not None, self._clock()
+        spending, phase, broken, now = self.spending, self.machine.phase, self._repair.is_under_way, self._clock()
         if phase is not spending.phase or broken is not spending.broken or now >= spending.tell_at:
             spending.look(phase, broken=broken)
         if self._checkpoints.is_search_due(now):
@@ -317,7 +317,7 @@ class Worker:
 
     def _drop_effect(self, effect: m.Drop) -> None:
         if effect.peer:
-            self._broken_at = self._clock()
+            self._repair.begin()
             self._events.write("lost", view=effect.view, peer=effect.peer, reason=effect.reason, step=self.machine.next)
             self._checkpoints.member_lost()
         self._drop()
@@ -416,8 +416,7 @@ class Worker:
 
     def _compute(self, effect: m.Compute) -> None:
         self._directive = effect
-        if self._broken_at is not None:
-            self._recomputed += len(effect.shards)
+        self._repair.computing(len(effect.shards))
 
     def _commit(self, effect: m.Commit) -> None:
         kept = self.gradients.kept
@@ -429,12 +428,7 @@ class Worker:
             judged = self.gradients.judged(effect.step)
             self.audits.trusting.committed(effect.step, self.machine.view.members, *judged)
             self.audits.trusting.passed(effect.step, self.gradients.too_few)
-        if self._broken_at is not None:
-            duration_s = self._clock() - self._broken_at
-            self._broken_at = None
-            about = {"view": self.machine._number(), "step": effect.step, "duration_s": round(duration_s, 4)}
-            self._events.write("recovered", **about, recomputed_shards=self._recomputed)
-            self._recomputed = 0
+        self._repair.committed(self.machine._number(), effect.step)
 
     def _late(self, effect: Late) -> None:
         caught = self._catching.perform(effect, self._registrations)

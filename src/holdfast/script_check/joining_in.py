@@ -19,12 +19,9 @@ from holdfast.checkpoint.settings import CheckpointSettings
 from holdfast.core.config import RunConfig
 from holdfast.engine.ledger_feed import LedgerFeed
 from holdfast.engine.place import WorkerPlace
-from holdfast.engine.ranks.forming import Formed
 from holdfast.engine.recovery.rewinding import Rewinding
 from holdfast.engine.transfer.checkpointing import NoCheckpoints
 from holdfast.membership import messages as m
-from holdfast.membership.machine import Machine
-from holdfast.modes.capture import GradientCapture
 from holdfast.script_check.notes import JOINER, Task
 from holdfast.state.layout import TensorSpec, memory_of, readable, spec_of
 from holdfast.state.snapshot import Holder, Snapshot
@@ -87,10 +84,10 @@ class CheckedPlace(WorkerPlace):
     task: Task
     arrived: Callable[[int], None]
 
-    def _checkpoints(
+    def checkpoints(
         self, config: RunConfig, holder: Any, saving: CheckpointSettings, feed: LedgerFeed, rewinding: Rewinding
     ) -> NoCheckpoints:
         return HandedOver(self, holder) if self.task.role == JOINER else NoCheckpoints()
 
-    def _machine(self, config: RunConfig, capture: GradientCapture, formed: Formed, **options: Any) -> Machine:
-        return super()._machine(config, capture, formed, **{**options, "saves": self.task.role == JOINER})
+    def saves(self, checkpoints: NoCheckpoints) -> bool:
+        return self.task.role == JOINER

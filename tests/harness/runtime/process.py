@@ -85,16 +85,16 @@ class SimulatedPlace(WorkerPlace):
         self.events = Events(process)
         self._process = process
 
-    def _listen(self, arena: Arena, desk: Any, means: Any) -> tuple[str, str]:
-        self._process.listen(arena, self._purposes(desk, means))
+    def listen(self, arena: Arena, desk: Any, means: Any) -> tuple[str, str]:
+        self._process.listen(arena, self.purposes(desk, means))
         if "@" in self.me:
             return f"tcp:{self.me}", f"unix:{self.me}"
         return ("tcp:" if self._process.world.schedule.path == "network" else "unix:") + self.me, ""
 
-    def _memory_root(self) -> None:
+    def memory_root(self) -> None:
         return None
 
-    def _checkpoints(self, config: Any, holder: Any, saving: Any, feed: Any, rewinding: Any) -> NoCheckpoints:
+    def checkpoints(self, config: Any, holder: Any, saving: Any, feed: Any, rewinding: Any) -> NoCheckpoints:
         every = self._process.world.schedule.save_every
         return WorkerCheckpoints(self._process, holder, every) if every else NoCheckpoints()
 

@@ -31,6 +31,7 @@ from holdfast.engine.api.old_names import tells_new_names
 from holdfast.engine.api.planning import loader_of, planned, samples_of_step
 from holdfast.engine.api.process_edge import ProcessEdge, check_free
 from holdfast.engine.api.run import Run
+from holdfast.engine.building import Building
 from holdfast.engine.first_look import FirstLook
 from holdfast.engine.freed_memory import keep_freed_memory
 from holdfast.engine.loops import Loops
@@ -183,7 +184,8 @@ def take_part(place: WorkerPlace, training: Training, config: RunConfig) -> Run:
         servers=place.reach_servers,
     )
     attendance = place.mode.attendance(parts)
-    worker = place.build(config, capture, holder, saving, OptimizerCalls(capture.parameters), attendance)
+    building = Building(place, config, capture, holder, attendance)
+    worker = building.worker(saving, OptimizerCalls(capture.parameters))
     if bundles is not None:
         worker.gradients.leaf_of = bundles.leaf_of
     guard = Guard(config, extras, losses=loops.losses, capture=capture, worker=worker)
