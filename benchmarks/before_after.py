@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -43,9 +44,14 @@ def main() -> int:
                 return 1
             found[name].append(figures)
     rows = compare(found, args.figures, higher=args.higher)
+    if not rows:
+        print(f"before_after: no figure in both is named {args.figures}", file=sys.stderr)
+        return 2
     print_table(rows)
+    gone = sorted(matching(found["before"], args.figures) - rows.keys())
     flat = {f"{figure}_after_to_before": after / before for figure, (before, after, _, _) in rows.items() if before}
-    return conclude(args, flat, missed(rows, args.worse_max) if args.check else [])
+    bars = [*missed(rows, args.worse_max), *(f"{figure} is not measured any more" for figure in gone)]
+    return conclude(args, flat, bars if args.check else [])
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -76,7 +82,8 @@ def run(tree: Path, benchmark: list[str]) -> dict[str, float] | None:
         command = [sys.executable, str(tree / "benchmarks" / benchmark[0]), *benchmark[1:], "--json", str(out)]
         environment = os.environ | {"PYTHONPATH": f"{tree / 'src'}:{tree}"}
         ended = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S)
-        if not out.exists():
+        failed = ended.returncode != 0 and "--check" not in benchmark  # with it, 1 only says that a bar was missed
+        if failed or not out.exists():
             print(f"before_after: exit code {ended.returncode} in {tree}\n{ended.stdout}", file=sys.stderr)
             return None
         figures: dict[str, float] = json.loads(out.read_text())
@@ -88,21 +95,19 @@ def compare(
 ) -> dict[str, tuple[float, float, float, float]]:
     """Of each figure: the medians before and after, by what share it is worse, and the noise."""
     rows = {}
-    for figure in found["before"][0]:
-        if not fnmatch.fnmatch(figure, pattern) or any(figure not in run for runs in found.values() for run in runs):
-            continue
+    for figure in matching(found["before"], pattern) & matching(found["after"], pattern):
         before, after = ([run[figure] for run in found[name]] for name in ("before", "after"))
-        middle = statistics.median(before)
-        ratio = statistics.median(after) / middle if middle else 1.0
+        middle, now = statistics.median(before), statistics.median(after)
+        ratio = now / middle if middle else 1.0 if now == 0 else math.inf
         worse = 1 - ratio if higher else ratio - 1
         spread = statistics.quantiles(before, n=4) if len(before) > 1 else [0.0, 0.0, 0.0]
-        rows[figure] = (
-            middle,
-            statistics.median(after),
-            worse,
-            (spread[2] - spread[0]) / 2 / middle if middle else 0.0,
-        )
-    return rows
+        rows[figure] = (middle, now, worse, (spread[2] - spread[0]) / 2 / middle if middle else 0.0)
+    return dict(sorted(rows.items()))
+
+
+def matching(runs: list[dict[str, float]], pattern: str) -> set[str]:
+    """What every run has measured."""
+    return {figure for figure in runs[0] if fnmatch.fnmatch(figure, pattern) and all(figure in run for run in runs)}
 
 
 def print_table(rows: dict[str, tuple[float, float, float, float]]) -> None:
