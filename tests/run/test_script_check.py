@@ -456,3 +456,30 @@ def test_what_join_refuses_is_refused_with_its_sentence() -> None:
 def _generators() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
+
+
+class Feed:
+    """As a trainer's loader, from which each look draws a step of the run."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[int]:
+        while self.drawn < 1000:
+            self.drawn += 1
+            yield self.drawn
+
+
+def test_what_a_script_keeps_is_not_used_up_by_looking_at_it() -> None:
+    def script() -> None:
+        kept, training = [Feed()], CASES["batch norm"].start()
+
+        def before(step: Any) -> None:
+            assert kept[0].drawn == 0, "somebody has drawn from what is the script's"
+
+        train(training, before=before)
+
+    assert checked(script).found is None

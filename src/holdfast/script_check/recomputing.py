@@ -44,6 +44,7 @@ from holdfast.script_check.surroundings import Surroundings, changes, generator_
 from holdfast.state.digest import digest_tensors
 from holdfast.state.entries import entries_of
 from holdfast.state.layout import memory_of, readable
+from holdfast.state.local import local
 from holdfast.state.snapshot import Snapshot
 
 AGAIN_MAX = 16  # shards of a step that are computed again
@@ -186,7 +187,7 @@ class Recomputing:
 
     def _digests(self) -> dict[str, str]:
         capture = self._run._capture
-        return {capture._name_of(one): digest_tensors([("", one)]) for one in capture.parameters}
+        return {capture._name_of(one): digest_tensors([("", local(one))]) for one in capture.parameters}
 
     def loaded(self, step: int) -> None:
         """What all shards have made of a buffer is their mean, and numbers have none that is infinite."""
@@ -269,5 +270,5 @@ def told(buffer: torch.Tensor) -> str:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    dense = readable(tensor, "a gradient").contiguous()
+    dense = readable(local(tensor), "a gradient").contiguous()
     return f"{tuple(dense.shape)} {xxhash.xxh3_64_hexdigest(memory_of(dense))}"

@@ -23,6 +23,7 @@ import xxhash
 import holdfast
 from holdfast.script_check.notes import Words
 from holdfast.state.layout import memory_of, readable
+from holdfast.state.local import local
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType)
@@ -147,7 +148,7 @@ def _spelled(value: Any) -> str:
             raise ValueError("too large to be looked at every step")
         if value.numel() == 1:
             return str(value.item())
-        return f"{tuple(value.shape)} {xxhash.xxh3_64_hexdigest(memory_of(readable(value, 'a tensor')))[:8]}"
+        return f"{tuple(value.shape)} {xxhash.xxh3_64_hexdigest(memory_of(readable(local(value), 'a tensor')))[:8]}"
     if isinstance(value, numpy.ndarray):
         if value.size > _ELEMENTS_MAX or value.dtype.hasobject:
             raise ValueError("too large to be looked at every step")
@@ -160,6 +161,8 @@ def _spelled(value: Any) -> str:
         return f"state {xxhash.xxh3_64_hexdigest(repr(value.bit_generator.state).encode())[:8]}"
     if isinstance(value, numpy.random.RandomState):
         return f"state {xxhash.xxh3_64_hexdigest(repr(value.get_state()).encode())[:8]}"
+    if not isinstance(value, list | tuple | set | frozenset | dict | deque):
+        raise TypeError("to go through anything else may change it: an iterator, a loader")
     if len(value) > _ITEMS_MAX:
         raise ValueError("too long to be looked at every step")
     if isinstance(value, dict):
