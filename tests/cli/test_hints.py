@@ -39,6 +39,8 @@ OTHERS = {  # options of other programs, and what people type for ours
     "integrations/kubernetes/manifest.py": "*",  # etcd's and kubectl's
     "integrations/kubernetes/containerfile.py": "*",
     "integrations/slurm/step.py": "*",  # srun's
+    "horovod/meeting_place.py": "*",  # of the process that starts a data service, as Horovod has them
+    "horovod/tensorflow/data/compute_worker.py": "*",
     "placement/ledger_served.py": "*",  # of a process that no person starts
 }
 

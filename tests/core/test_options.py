@@ -113,8 +113,8 @@ def test_the_command_that_takes_a_run_over_gives_the_same_settings(
     script = tmp_path / "train.py"
     script.write_text("")
     given = {option.flag: option.kind.spell(another(option)) for option in DECLARED}
-    hosts = ("--ledger", "--host", "--advertise", "--keys")  # these need hosts, and --spares must leave room
-    plain = [flag for flag in given if flag not in (*hosts, "--workers", "--spares")]
+    apart = ("--ledger", "--host", "--advertise", "--keys", "--ranks")  # they need hosts, or go with few others
+    plain = [flag for flag in given if flag not in (*apart, "--workers", "--spares")]  # the spares must leave room
     switches = [option.flag for option in DECLARED if isinstance(option.kind, Switch)]
     words = [word for flag in plain for word in ((flag,) if flag in switches else (flag, given[flag]))]
     started: list[RunSettings] = []
@@ -122,12 +122,14 @@ def test_the_command_that_takes_a_run_over_gives_the_same_settings(
     monkeypatch.setattr("holdfast.cli.main._shown_beside", lambda *_: ())
     options = ["--workers", "3", "--spares", "2", "--dir", str(tmp_path)]
     assert main(["run", *options, *words, str(script), "--epochs", "3"]) == 0
-    command = describe(started[0], tmp_path, tmp_path)["command"]
-    assert main(shlex.split(command)[1:]) == 0
-    assert started[0] == started[1]
+    assert main(["run", "--workers", "2", "--ranks", "4", "--dir", str(tmp_path), str(script)]) == 0
+    for settings in tuple(started):
+        command = describe(settings, tmp_path, tmp_path)["command"]
+        assert main(shlex.split(command)[1:]) == 0
+    assert started[:2] == started[2:] and started[1].ranks == 4
     for option in DECLARED:
         settings = started[0].checkpoint if hasattr(started[0].checkpoint, option.setting) else started[0]
-        assert option.flag in hosts or getattr(settings, option.setting) != option.default
+        assert option.flag in apart or getattr(settings, option.setting) != option.default
 
 
 def test_a_worker_is_told_every_option_of_its_own() -> None:

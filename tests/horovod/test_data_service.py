@@ -105,4 +105,4 @@ def test_a_training_reads_what_another_run_makes(tmp_path: Path) -> None:
         for process in (training, serving):
             if process.poll() is None:
                 process.terminate()
-                process.communicate(timeout=60)
+            process.communicate(timeout=60)

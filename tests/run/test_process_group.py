@@ -253,5 +253,5 @@ def test_a_mode_in_which_nothing_is_reduced_refuses_it() -> None:
             )
         return str(refused.value)
 
-    found = forked(body, workers=1, path=PATH)
+    found = forked(body, workers=1, path=PATH, servers=1)
     assert "in this mode they are not" in agreed(found)

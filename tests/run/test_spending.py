@@ -151,7 +151,8 @@ def test_what_holds_training_up_is_on_the_account_and_everything_is_passed_on() 
     held = HeldUp(Inner(), spending)
     names = [name for name in vars(NoCheckpoints) if not name.startswith("_")]
     own = {name for name in vars(HeldUp) if not name.startswith("_")}
-    assert own | {*HeldUp._AS_THEY_ARE, *HeldUp._ON_ACCOUNT} == set(names)
+    handed_on = {*HeldUp.AS_THEY_ARE, *HeldUp._ON_ACCOUNT, "keeps", "saving"}
+    assert (own - {"AS_THEY_ARE"}) | handed_on == set(names)
     held.save(1, (), {})
     held.save_last(1, (), {})
     held.prepare(("w0.1",))

@@ -190,7 +190,7 @@ def restore_optimizer(sent: dict[str, Any], optimizer: torch.optim.Optimizer, *,
     numbers = list(chain.from_iterable(group["params"] for group in packed["param_groups"]))
     try:
         mine = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-        owners = dict(zip(numbers, mine, strict=True))
+        owners = dict(zip(numbers, mine, strict=False))  # torch says below what does not fit
         packed["state"] = {
             number: _beside(value, owners[number].device) if number in owners else value
             for number, value in packed["state"].items()
