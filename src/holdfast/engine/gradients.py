@@ -147,7 +147,8 @@ class Gradients:
         self.heard_note(message.step, self._me, brought)
         marked = {peer: peer in path.bulk for peer in group.connections}
         data = {bulk: encode(message, brought.encode(bulk=bulk)) for bulk in set(marked.values())}
-        return [gone for peer, bulk in marked.items() if (gone := group.send(peer, data[bulk]))]
+        said = [group.send(peer, data[bulk], bulk=bulk) for peer, bulk in marked.items()]
+        return [gone for gone in said if gone is not None]
 
     def heard(self, peer: str, message: m.Ready, note: Any) -> None:
         """ProtocolError if the note makes no sense."""
@@ -219,9 +220,10 @@ class Gradients:
         copy = kept.memory.clone()  # it may lie in a neighbour's memory, which may be used again at any time
         if kept.step != effect.step or not kept.is_intact():
             return False
-        group.send(effect.to, encode(m.GivenMean(effect.step), kept.note()))
+        group.send(effect.to, encode(m.GivenMean(effect.step), kept.note()), bulk=True)
         data: memoryview = copy.numpy().data
         group.exchange([(effect.to, [data])], [], interrupted=interrupted)
+        group.release(effect.to)  # if that finds it gone, so does the next poll
         return True
 
     def receive(self, group: Group, peer: str, message: m.GivenMean, note: Any, interrupted: Callable[[], str]) -> None:

@@ -57,6 +57,8 @@ class Connection:
     inbox: bytearray = field(default_factory=bytearray)
     outbox: bytearray = field(default_factory=bytearray)
     paused: bool = False  # what comes next is bulk data, which `exchange` reads
+    owes_bulk: bool = False  # what it was told last announces data
+    held: bytearray = field(default_factory=bytearray)  # frames that go behind that
     silent: bool = False  # its host did not answer when we last looked
     lost: bool = False  # and its owner was told so
     records: int = field(init=False)  # how many reads a poll is worth
@@ -128,10 +130,23 @@ class Group:
             self._early.append(data)
         return [gone for connection in self.connections.values() if (gone := self._send(connection, data))]
 
-    def send(self, peer: str, data: bytes) -> Gone | None:
-        return self._send(self.connections[peer], data)
+    def send(self, peer: str, data: bytes, *, bulk: bool = False) -> Gone | None:
+        """`bulk`: it announces data that goes to this peer next. Frames wait behind that, until `release`."""
+        gone = self._send(self.connections[peer], data)
+        self.connections[peer].owes_bulk |= bulk
+        return gone
+
+    def release(self, peer: str) -> Gone | None:
+        """The bulk data that was announced to this peer is sent, or is not needed: what was said meanwhile follows."""
+        connection = self.connections[peer]
+        connection.owes_bulk = False
+        data, connection.held = bytes(connection.held), bytearray()
+        return self._send(connection, data) if data else None
 
     def _send(self, connection: Connection, data: bytes) -> Gone | None:
+        if connection.owes_bulk:  # the peer would take it for a part of that
+            connection.held += data
+            return None
         if not connection.outbox:
             try:
                 sent = connection.sock.send(data[:BULK_BYTES])
@@ -220,11 +235,12 @@ class Group:
                 return
 
     def resume(self, peer: str) -> list[Said | Gone]:
-        """The bulk data of this peer is read: listen to frames again, beginning with those already here."""
+        """The bulk data of this peer is read, and mine sent: speak in frames again, beginning with those that wait."""
         connection = self.connections[peer]
         connection.paused = False
         self._listen(connection, READ)
-        news: list[Said | Gone] = []
+        gone = self.release(peer)
+        news: list[Said | Gone] = [gone] if gone is not None else []
         try:
             news.extend(self._frames(connection))
         except ProtocolError as error:
