@@ -24,7 +24,6 @@ from holdfast.core.errors import ConfigError, TooFewUpdates
 from holdfast.integrations.flower.model_record import Model, State
 from holdfast.integrations.flower.replies import Refusal, Update, medians, read_update
 from holdfast.integrations.flower.reputation import Conduct
-from holdfast.integrations.flower.rounds import left_f
 
 ARRAYS, CONFIG = "arrays", "config"  # what Flower's own strategies call their records
 BUFFERS = ("*running_mean", "*running_var")  # those of PyTorch's norms
@@ -151,7 +150,7 @@ class ByRule:
             )
             return RoundOutcome(None, unheard, wanted, reasons=reasons)
         malformed = sum(conduct is Conduct.MALFORMED for conduct in refused.values())
-        f = left_f(self.f, len(clients), malformed, self._rule.least(self.f))
+        f = self._rule.bearing(len(clients), self.f, malformed)  # no correct client's answer is malformed
         if len(clients) < self._rule.least(f):
             few = f"{len(clients)} of {len(unheard)} clients sent something of use, and {self._rule} with f={f} needs"
             return RoundOutcome(None, unheard, f"{few} {self._rule.least(f)}", reasons=reasons)
