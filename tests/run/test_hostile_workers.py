@@ -142,6 +142,7 @@ def digest(**settings: Any) -> str:
         ("shared-memory", 3000, "nnm+trimmed-mean"),
         ("shared-memory", 3000, "centered-clipping"),
         ("network", 3000, "geometric-median"),
+        ("shared-memory", 3000, "bucketing:2+mean"),  # dealt anew in each step, on all alike
     ],
 )
 def test_without_attackers_the_bits_are_the_same_for_any_workers_and_under_kills(
