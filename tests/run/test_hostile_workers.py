@@ -157,6 +157,33 @@ def test_without_attackers_the_bits_are_the_same_for_any_workers_and_under_kills
     assert agreed(outcomes) == alone
 
 
+def test_what_a_rule_draws_follows_from_the_run_s_seed() -> None:
+    def drawn(seed: int) -> list[int]:
+        model = nn.Linear(3, 1)
+        data = TensorDataset(torch.ones(SHARDS, 3))
+        rule = parse("bucketing:2+mean")
+        run = holdfast.join(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            data,
+            batch_size=SHARDS,
+            shards=SHARDS,
+            seed=seed,
+            aggregate=replace(rule, f=3),
+        )
+        aggregator, draws = run._worker.gradients._aggregator, []
+        reduce = aggregator.reduce
+        aggregator.reduce = lambda work: (draws.append(work.draw), reduce(work))[1]  # type: ignore[method-assign]
+        for step in run.steps(2):
+            for (x,) in step:
+                model(x).sum().backward()
+        run.close()
+        return draws
+
+    found = {seed: agreed(forked(lambda seed=seed: drawn(seed), workers=1)) for seed in (1, 2)}  # type: ignore[misc]
+    assert len(set(found[1])) == 2 and set(found[1]).isdisjoint(found[2])
+
+
 def test_hosts_come_to_the_same_bits_and_all_know_who_was_left_out() -> None:
     alone = agreed(forked(lambda: digest(width=3000), workers=1))
     outcomes = forked(dict.fromkeys(("w0.1@a", "w1.1@a", "w0.1@b"), lambda: train(steps=8, width=3000)))
