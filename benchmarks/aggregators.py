@@ -21,7 +21,8 @@ cores, seconds at d = 1e6, and at d = 1e7 a minute or two, most of it the slower
 `--timeout` seconds is told and left away.
 
 Bars, where they are checked: median and trimmed mean within 4 sums at n = 20, rules of distances within 25, extra
-memory at most 5 %; faster than every peer, ten times for median and trimmed mean.
+memory at most 5 %; faster than every peer, ten times for median and trimmed mean. A peer that has the rule and was not
+measured is no bar that was passed: the table, `not_compared` in the file and --check name it, each with the reason.
 """
 
 from __future__ import annotations
@@ -84,38 +85,65 @@ def main() -> int:
         args.check, args.add = True, True
         known = figures_in(args.json)
         unmeasured = [f"{name}: not measured" for name in wanted(args) if f"holdfast_{name}_seconds" not in known]
+        tell_uncompared(known)
         return conclude(args, known, [*judged(known), *unmeasured])
     peers = [peer for peer in args.peers if peer != "none"]
     missing = [peer for peer in peers if importlib.util.find_spec(peer) is None]
-    for peer in missing:
-        print(f"{peer}: not installed")
+    absent = {
+        peer: "not installed" if peer in missing else "not asked for" for peer in {*PEERS} - {*peers} | {*missing}
+    }
     figures = figures_in(args.json) if args.add else {}
     for n, d in ((int(n), int(float(d))) for n in args.n for d in args.d):
         print(f"\nn = {n}, d = {d:.0e}, f = {n // 5}")
         print(f"{'rule':<18} {'who':<9} {'seconds':>9} {'sums':>7} {'extra':>7}")
         for rule in args.rules:
-            found = {
-                who: ask(who, rule, n, d, args.rounds, args.timeout)
-                for who in ("holdfast", *(p for p in peers if p not in missing))
-            }
+            name, found = f"{rule}_n{n}_d{d:.0e}", dict[str, dict[str, float] | str]()
+            for who in ("holdfast", *PEERS):
+                if who == "holdfast" or offered(who, rule, n):
+                    found[who] = absent.get(who) or ask(who, rule, n, d, args.rounds, args.timeout)
             show(rule, found)
-            name = f"{rule}_n{n}_d{d:.0e}"
-            for who, one in found.items():
-                figures |= {f"{who}_{name}_{what}": value for what, value in one.items()}
+            keep(figures, name, found)
             if args.add:  # a piece that is cut off keeps what it has
                 args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if args.check:
+        tell_uncompared(figures)
     return conclude(args, figures, list(judged(figures)))
+
+
+def keep(figures: dict[str, Any], name: str, found: dict[str, dict[str, float] | str]) -> None:
+    """What was measured, and of whom was not, why not; what is there of an earlier run stays, unless it is measured."""
+    reasons: dict[str, str] = figures.setdefault("not_compared", {}).setdefault(name, {})
+    for who, one in found.items():
+        if isinstance(one, str):
+            reasons[who] = one
+        else:
+            reasons.pop(who, None)
+            figures |= {f"{who}_{name}_{what}": value for what, value in one.items()}
+
+
+def uncompared(figures: dict[str, Any]) -> Iterator[str]:
+    """The peers that have a rule that was measured here, and were not measured themselves."""
+    for rule, n, d in itertools.product(RULES, (10, 20, 50), ("1e5", "1e6", "1e7")):
+        name = f"{rule}_n{n}_d{float(d):.0e}"
+        for peer in PEERS if f"holdfast_{name}_seconds" in figures else ():
+            if offered(peer, rule, n) and f"{peer}_{name}_seconds" not in figures:
+                yield f"{name} with {peer}: {figures.get('not_compared', {}).get(name, {}).get(peer, 'not measured')}"
+
+
+def tell_uncompared(figures: dict[str, Any]) -> None:
+    for line in uncompared(figures):
+        print(f"not compared: {line}")
 
 
 def wanted(args: argparse.Namespace) -> list[str]:
     return [f"{rule}_n{n}_d{float(d):.0e}" for n in args.n for d in args.d for rule in args.rules]
 
 
-def figures_in(path: Path) -> dict[str, float]:
+def figures_in(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
-def judged(figures: dict[str, float]) -> Iterator[str]:
+def judged(figures: dict[str, Any]) -> Iterator[str]:
     """The bars that are missed in all that was measured."""
     for rule, n, d in itertools.product(RULES, (10, 20, 50), ("1e5", "1e6", "1e7")):
         name = f"{rule}_n{n}_d{float(d):.0e}"
@@ -127,9 +155,11 @@ def judged(figures: dict[str, float]) -> Iterator[str]:
             yield from judge(name, rule, n, found)
 
 
-def show(rule: str, found: dict[str, dict[str, float]]) -> None:
+def show(rule: str, found: dict[str, dict[str, float] | str]) -> None:
     for who, one in found.items():
-        if one:
+        if isinstance(one, str):
+            print(f"{rule:<18} {who:<9} not compared: {one}", flush=True)
+        else:
             print(f"{rule:<18} {who:<9} {one['seconds']:>9.4f} {one['sums']:>7.1f} {one['extra']:>7.1%}", flush=True)
 
 
@@ -145,22 +175,20 @@ def judge(name: str, rule: str, n: int, found: dict[str, dict[str, float]]) -> I
             yield f"{name}: {one['seconds'] / ours['seconds']:.1f} times as fast as {who}, not {bar:.0f}"
 
 
-def ask(who: str, rule: str, n: int, d: int, rounds: int, timeout_s: float) -> dict[str, float]:
-    """What `measure` finds in a process of its own; nothing where this library has no such rule, or does not end."""
-    if who != "holdfast" and not offered(who, rule, n):
-        return {}
+def ask(who: str, rule: str, n: int, d: int, rounds: int, timeout_s: float) -> dict[str, float] | str:
+    """What `measure` finds in a process of its own, or why it finds nothing."""
     command = [sys.executable, "-W", "ignore", __file__, "--rounds", str(rounds), "--one", who, rule, str(n), str(d)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **QUIET})
     except subprocess.TimeoutExpired:
-        print(f"{rule:<18} {who:<9} no end after {timeout_s:.0f} s")
-        return {}
+        if who == "holdfast":
+            raise SystemExit(f"aggregators: {rule}: no end after {timeout_s:.0f} s") from None
+        return f"no end after {timeout_s:.0f} s"
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["nothing said"]
         if who == "holdfast":
             raise SystemExit(f"aggregators: {rule}: {last[0]}")
-        print(f"{rule:<18} {who:<9} failed: {last[0]}")
-        return {}
+        return f"failed: {last[0]}"
     figures: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return figures
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 
 def listed(choices: Sequence[str]) -> Callable[[str], list[str]]:
@@ -20,7 +21,7 @@ def listed(choices: Sequence[str]) -> Callable[[str], list[str]]:
     return split
 
 
-def conclude(args: argparse.Namespace, figures: Mapping[str, float], missed: Sequence[str]) -> int:
+def conclude(args: argparse.Namespace, figures: Mapping[str, Any], missed: Sequence[str]) -> int:
     """Writes the figures where they are wanted, names the bars that were missed if asked to; the exit code."""
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")

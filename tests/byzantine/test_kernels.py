@@ -98,6 +98,29 @@ def test_gram_gives_distances_as_good_as_the_numbers() -> None:
     assert np.allclose(own[:, None] + own[None, :] - 2.0 * gram, expected, rtol=1e-7, atol=1e-3)
 
 
+@pytest.mark.parametrize("exponent", [-1074, -1040, -1002, -1001, -1000, -997, -996, -990, -500])
+def test_numbers_of_any_smallness_give_a_finite_gram_matrix_of_the_same_bits(exponent: int) -> None:
+    """Powers of two that make them whole numbers run over below 2 ** -1001."""
+    x = torch.zeros(5, 300, dtype=torch.float64)
+    x[:3] = torch.tensor([1.0, -3.0, 2.0]).view(3, 1).double() * 2.0**exponent
+    x[3, 5] = 1.0
+    found = [kind().gram(list(x), None, True)[0] for kind in (BlockedKernels, kernels(torch.float64).__class__)]
+    grams = [np.triu(one) for one in found]
+    assert np.isfinite(grams[0]).all() and np.array_equal(*grams)
+    assert grams[0][0, 3, 3] > 0.5
+
+
+def test_a_tiny_update_is_not_what_krum_chooses_for_being_tiny() -> None:
+    """NaN among its distances would be the smallest score to some, and any to others."""
+    x = torch.randn(7, 256, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x[:6] = x[0] + 0.01 * x[:6]
+    x[6, :128] = 100.0
+    x[:, 128:] = 0.0
+    x[6, 200] = 1e-305  # in a group of its own
+    found = parse("krum").aggregate(x, 1)
+    assert not found.trusted[6] and np.isfinite(found.scores).all()
+
+
 @pytest.mark.parametrize("kind", [pytest.param(NativeKernels, marks=needs_compiler), BlockedKernels])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_not_finite_is_named_by_every_pass(kind: type[NativeKernels], dtype: torch.dtype) -> None:

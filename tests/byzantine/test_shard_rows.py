@@ -12,8 +12,10 @@ import torch
 
 from holdfast.byzantine import parse
 from holdfast.byzantine.shard_rows import RobustShards, block_bytes
-from holdfast.reduce.reduction import Path
-from tests.reduce.crews import Crew, on_hosts, one_host, tcp_pair
+from holdfast.reduce.aggregators import Cut, Work
+from holdfast.reduce.layout import Layout
+from holdfast.reduce.reduction import Path, ReductionTerms
+from tests.reduce.crews import STEP, Crew, on_hosts, one_host, tcp_pair
 
 SHARDS = 9
 F = 2
@@ -59,11 +61,14 @@ def with_nan(shard: int) -> list[torch.Tensor]:
 
 
 def paths(
-    rule: str, tensors: Callable[[int], list[torch.Tensor]], shards: int = SHARDS
+    rule: str,
+    tensors: Callable[[int], list[torch.Tensor]],
+    shards: int = SHARDS,
+    aggregator: RobustShards | None = None,
 ) -> list[tuple[Crew, dict[str, Path]]]:
     def crew(members: Sequence[str], stream: Callable[[], tuple[socket.socket, socket.socket]]) -> Crew:
-        aggregator = RobustShards(parse(rule), F)
-        return Crew(members, shards, stream, tensors=tensors, buffers=BUFFERS, aggregator=aggregator)
+        chosen = aggregator or RobustShards(parse(rule), F)
+        return Crew(members, shards, stream, tensors=tensors, buffers=BUFFERS, aggregator=chosen)
 
     crews = [crew(one_host(count), socket.socketpair) for count in (1, 3, 4)]
     made = [(one, one.shared_memory(two_rounds=True)) for one in crews]
@@ -157,3 +162,71 @@ def test_more_that_is_not_finite_than_the_rule_stands_is_seen_as_that() -> None:
         for memory, _ in crew.reduce(by_member).values():
             assert not torch.isfinite(crew.layout.views(memory)[0]).any()
         crew.close()
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum", "mean", "bucketing:2+median"])
+@pytest.mark.parametrize("where", [0, 3])
+def test_more_than_f_broken_shards_are_a_step_that_is_not_finite_however_many_are_left(rule: str, where: int) -> None:
+    """In one number only, a gradient's or a buffer's; and six whole shards are enough for these rules without f."""
+
+    def broken(shard: int) -> list[torch.Tensor]:
+        made = [tensor.clone() for tensor in attacked(shard)]
+        if shard in (0, 4, 8):
+            made[where][1] = math.nan
+        return made
+
+    for crew, by_member in paths(rule, broken):
+        for memory, _ in crew.reduce(by_member).values():
+            views = crew.layout.views(memory)
+            assert not any(torch.isfinite(one).any() for one in views[:3])
+            assert views[4].tolist() == [7, 0, 1] and views[5].tolist() == [True, False]
+        crew.close()
+
+
+def test_an_honest_shard_that_ran_over_leaves_f_as_it_was() -> None:
+    def ran_over(shard: int) -> list[torch.Tensor]:
+        made = [tensor.clone() for tensor in attacked(shard)]
+        if shard in (1, 5):
+            made[0][7] = math.inf
+        return made
+
+    value, trusted = all_alike("trimmed-mean", ran_over)
+    assert [shard for shard in range(SHARDS) if not trusted[shard]] == [1, 3, 5, 7]
+    assert (value[0] > -1.0).double().mean() > 0.99, "four times the opposite of the others is not in it"
+
+
+class RemembersDraws(RobustShards):
+    def __init__(self) -> None:
+        super().__init__(parse("median"), F)
+        self.draws: list[int] = []
+
+    def reduce(self, work: Work) -> tuple[bool, ...]:
+        self.draws.append(work.draw)
+        return super().reduce(work)
+
+
+def test_every_path_hands_on_the_step_s_draw() -> None:
+    seen = RemembersDraws()
+    for crew, by_member in paths("median", honest, aggregator=seen):
+        before = len(seen.draws)
+        crew.reduce(by_member)
+        assert seen.draws[before:] and set(seen.draws) == {ReductionTerms(SHARDS, False).draw(STEP)}
+        crew.close()
+
+
+def test_every_step_of_every_run_draws_anew() -> None:
+    draws = {ReductionTerms(SHARDS, False, seed=seed).draw(step) for seed in (0, 1) for step in range(50)}
+    assert len(draws) == 100
+    assert ReductionTerms(SHARDS, True, seed=1).draw(7) == ReductionTerms(SHARDS, False, seed=1).draw(7)
+
+
+def test_buckets_of_shards_are_dealt_by_the_draw() -> None:
+    rows = [torch.cat([one.float().reshape(-1) for one in honest(shard)[:1]]) for shard in range(SHARDS)]
+    layout = Layout([rows[0]], 1)
+    found = []
+    for draw in (1, 1, 2):
+        out = torch.empty_like(rows[0])
+        work = Work(layout, [Cut(rows, out, 0)], tuple((row, row + 1) for row in range(SHARDS)), SHARDS, draw=draw)
+        RobustShards(parse("bucketing:2+median"), F).reduce(work)
+        found.append(out)
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])

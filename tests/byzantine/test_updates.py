@@ -128,12 +128,13 @@ def test_the_updates_are_left_as_they_were_and_out_is_used() -> None:
 
 @pytest.mark.parametrize("word", [*WORDS, "nnm+krum"])
 @pytest.mark.parametrize("bomb", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_taken_out_and_was_one_of_the_f(word: str, bomb: float) -> None:
+def test_what_is_not_finite_is_taken_out_and_may_have_been_honest(word: str, bomb: float) -> None:
+    """The f may still be there: so the rest is combined with f, where it is enough for that."""
     x, rule = updates(n=13, d=1000), parse(word)
     x[4, 999], x[7, :] = bomb, bomb
     found = rule.aggregate(x, 2)
     kept = [number for number in range(13) if number not in (4, 7)]
-    expected = rule.aggregate(x[kept], 0)
+    expected = rule.aggregate(x[kept], 2)
     assert torch.equal(found.value, expected.value)
     assert [found.trusted[number] for number in kept] == list(expected.trusted)
     assert not found.trusted[4] and found.scores[7] == math.inf
@@ -143,20 +144,37 @@ def test_numbers_beyond_float32_count_as_not_finite_in_float64_too() -> None:
     x = updates(n=5, d=10).double()
     x[2, 3] = 1e39
     found = TrimmedMean().aggregate(x, 1)
-    assert torch.allclose(found.value, x[[0, 1, 3, 4]].mean(dim=0)) and found.scores[2] == math.inf
+    assert torch.equal(found.value, TrimmedMean().aggregate(x[[0, 1, 3, 4]], 1).value)
+    assert found.scores[2] == math.inf
     x[2, 3] = 1e38
     assert TrimmedMean().aggregate(x, 1).trusted[2]
 
 
-def test_more_than_f_bombs_leave_the_rest_if_they_are_enough() -> None:
+def test_an_honest_update_that_runs_over_does_not_disarm_the_rule() -> None:
+    x = updates(n=5, d=50)
+    x[0] = 1e6  # the hostile one
+    x[3, 7] = math.inf  # an honest one
+    found = TrimmedMean().aggregate(x, 1)
+    assert torch.equal(found.value, TrimmedMean().aggregate(x[[0, 1, 2, 4]], 1).value) and found.value.max() < 10.0
+
+
+def test_where_the_rest_is_too_few_for_f_a_bomb_was_one_of_them() -> None:
     x = updates(n=7, d=50)
-    x[:4, 0] = math.nan
-    found = TrimmedMean().aggregate(x, 2)
-    assert torch.allclose(found.value, Mean().aggregate(x[4:], 0).value)
-    with pytest.raises(TooFewUpdates, match=r"5 of 7 updates are not finite.*krum needs 3 for f=0, and 2 are left"):
-        x[4, 7] = math.inf
-        Krum().aggregate(x, 2)
-    with pytest.raises(TooFewUpdates, match="mean needs 1"):
+    x[0, 0], x[5, 3] = math.nan, math.nan
+    assert torch.equal(TrimmedMean().aggregate(x, 3).value, TrimmedMean().aggregate(x[[1, 2, 3, 4, 6]], 2).value)
+    assert Krum().bearing(7, 2, 0) == 2 and Krum().bearing(6, 2, 2) == 1 and Krum().bearing(3, 2, 1) == 1
+
+
+def test_more_than_f_bombs_are_refused_however_many_are_left() -> None:
+    x = updates(n=7, d=50)
+    x[:3, 0] = math.nan
+    for rule in (TrimmedMean(), Median(), Mean(), Krum(left_out=1)):
+        with pytest.raises(TooFewUpdates, match=r"3 of 7 updates are not finite.* is told of 2, and 4 are left"):
+            rule.aggregate(x, 2)
+    with pytest.raises(TooFewUpdates, match=r"1 of 7 updates are not finite.* 4 none: krum needs 3 for f=0, and 2 are"):
+        x[:2, 0] = 0.0
+        Krum().aggregate(x, 1, [1.0, 1.0, -1.0, 0.0, 0.0, 0.0, 0.0])
+    with pytest.raises(TooFewUpdates, match="mean is told of 1, and 0 are left"):
         Mean().aggregate(torch.full((3, 2), math.nan), 1)
 
 

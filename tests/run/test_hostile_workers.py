@@ -142,6 +142,7 @@ def digest(**settings: Any) -> str:
         ("shared-memory", 3000, "nnm+trimmed-mean"),
         ("shared-memory", 3000, "centered-clipping"),
         ("network", 3000, "geometric-median"),
+        ("shared-memory", 3000, "bucketing:2+mean"),  # dealt anew in each step, on all alike
     ],
 )
 def test_without_attackers_the_bits_are_the_same_for_any_workers_and_under_kills(
@@ -154,6 +155,33 @@ def test_without_attackers_the_bits_are_the_same_for_any_workers_and_under_kills
     outcomes = forked(bodies, path=path)
     assert outcomes["w1.1"].signal == signal.SIGKILL
     assert agreed(outcomes) == alone
+
+
+def test_what_a_rule_draws_follows_from_the_run_s_seed() -> None:
+    def drawn(seed: int) -> list[int]:
+        model = nn.Linear(3, 1)
+        data = TensorDataset(torch.ones(SHARDS, 3))
+        rule = parse("bucketing:2+mean")
+        run = holdfast.join(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            data,
+            batch_size=SHARDS,
+            shards=SHARDS,
+            seed=seed,
+            aggregate=replace(rule, f=3),
+        )
+        aggregator, draws = run._worker.gradients._aggregator, []
+        reduce = aggregator.reduce
+        aggregator.reduce = lambda work: (draws.append(work.draw), reduce(work))[1]  # type: ignore[method-assign]
+        for step in run.steps(2):
+            for (x,) in step:
+                model(x).sum().backward()
+        run.close()
+        return draws
+
+    found = {seed: agreed(forked(lambda seed=seed: drawn(seed), workers=1)) for seed in (1, 2)}  # type: ignore[misc]
+    assert len(set(found[1])) == 2 and set(found[1]).isdisjoint(found[2])
 
 
 def test_hosts_come_to_the_same_bits_and_all_know_who_was_left_out() -> None:

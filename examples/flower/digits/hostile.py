@@ -38,7 +38,8 @@ def wrong_shape(asked: Message, honest: Message) -> Message:
 
 
 def many_examples(asked: Message, honest: Message) -> Message:
-    honest.content["metrics"] = MetricRecord({"train-loss": 0.0, "num-examples": 10**30})
+    """The most that a message can say."""
+    honest.content["metrics"] = MetricRecord({"train-loss": 0.0, "num-examples": 2**63 - 1})
     return honest
 
 

@@ -1,8 +1,9 @@
 """A robust rule as what becomes of a step's shards: every shard's gradient is one update.
 
 Rows are shards, whoever computed them: what comes of a step does not depend on who did which part of it. f counts
-shards, therefore. Members that share a reduction read different columns; what each found there (inner products, counts,
-who is not finite) is told to the others after every pass over the columns, and all go on from the same numbers.
+shards, therefore. What a rule draws by chance is drawn anew in each step, from the run's seed. Members that share a
+reduction read different columns; what each found there (inner products, counts, who is not finite) is told to the
+others after every pass over the columns, and all go on from the same numbers.
 
 Buffers are no gradients: their scale would hide those in every distance. Each of their numbers becomes the median over
 shards, of whole numbers the lower one.
@@ -10,6 +11,7 @@ shards, of whole numbers the lower one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 
@@ -20,7 +22,7 @@ from holdfast.byzantine.rules.columns import Median
 from holdfast.byzantine.rules.port import Aggregate, Rule
 from holdfast.byzantine.updates import Numbers, Piece, Result, Updates, Value
 from holdfast.core.errors import TooFewUpdates
-from holdfast.reduce.aggregators import Mean, Parties, Work
+from holdfast.reduce.aggregators import Parties, Work
 from holdfast.reduce.arena import result_parts
 from holdfast.reduce.layout import PAGE_BYTES, Layout, round_up
 
@@ -59,11 +61,10 @@ class RobustShards:
             found = self._combined(work, floats)
         except TooFewUpdates:
             # More shards are not finite than were to be expected of hostile workers: the training itself diverges, and
-            # whoever looks after that must see it.
-            mean = Mean()
-            for cut in work.cuts:
-                mean.combine_into(cut.out, cut.operands, work.nodes, work.shards)
-            return (True,) * len(work.nodes)
+            # whoever looks after that must see it. What the rest comes to is nobody's word, and is not applied.
+            for part in floats:
+                part.out.fill_(math.nan)
+            found = (True,) * len(work.nodes)
         for part in parts:
             if not part.is_float:
                 _lower_median(part.out, part.rows)
@@ -71,15 +72,16 @@ class RobustShards:
 
     def _combined(self, work: Work, floats: Sequence[_Part]) -> tuple[bool, ...]:
         rows = len(work.nodes)
-        found = self._rule.combined(*self._rows(work, floats, buffers=False))
+        borne = min(self._f, (rows - 1) // 2)  # by a median
+        found = self._rule.in_round(work.draw).combined(*self._rows(work, floats, self._f, buffers=False))
         if any(work.layout.gradients_in(section)[1] < section.elements for section in work.layout.sections):
-            steady: Aggregate = Median().combined(*self._rows(work, floats, buffers=True))
+            steady: Aggregate = Median().combined(*self._rows(work, floats, borne, buffers=True))
             return tuple(found.trusted[row] and steady.scores[row] != float("inf") for row in range(rows))
         return found.trusted
 
-    def _rows(self, work: Work, floats: Sequence[_Part], *, buffers: bool) -> tuple[Updates, int, Result]:
+    def _rows(self, work: Work, floats: Sequence[_Part], f: int, *, buffers: bool) -> tuple[Updates, int, Result]:
         source = SlotRows(work, floats, buffers=buffers)
-        return source, self._f, source.result(None)
+        return source, f, source.result(None)
 
 
 class _Part:

@@ -80,7 +80,7 @@ class Building:
         aggregator = place.mode.aggregator() if self.config.ranks == 1 else Mean(self.config.ranks)
         downloads = Downloads(capture.device) if capture.device is not None else None
         gradients = self._gradients(arena, way, aggregator, downloads)
-        gradients.passed = rewinding.passed
+        gradients.passed, gradients.seed = rewinding.passed, self.config.seed
         spending = Spending(place.events, kernel.now)
         checkpoints = HeldUp(inner, spending)
         worker = worker_of(place.ranks)(

@@ -82,6 +82,7 @@ class Gradients:
         self.metrics: dict[str, dict[int, Number]] = {}  # of my shards of this step: name -> shard -> value
         self.ahead = ""  # what I bring for the step after this one: see modes/port.py
         self.gathered: dict[int, str] = {}  # of my shards of this step: what their lines gave to step.gather
+        self.seed = 0  # of the run: what an aggregator draws by chance follows from it and the step
         self.leaf_of: Callable[[int], int] = lambda shard: shard  # where a shard is a bundle: this rank's of it
         self._carrying = carrying
         self._me = me
@@ -240,6 +241,8 @@ class Gradients:
 
     def _path_in(self, group: Group, interrupted: Callable[[], str]) -> Path:
         if self._path is None:
-            terms = ReductionTerms(self._shards, self._way.small, interrupted, self._aggregator, self._carrying)
+            terms = ReductionTerms(
+                self._shards, self._way.small, interrupted, self._aggregator, self._carrying, self.seed
+            )
             self._path = make_path(self._way.kind, group, self._arena, terms)
         return self._path

@@ -64,6 +64,7 @@ class Work:
     nodes: tuple[Range, ...]  # of the operands
     shards: int
     parties: Parties = ALONE
+    draw: int = 0  # what an aggregator draws by chance follows from this: another one in each step, all parties' alike
 
 
 class Aggregator(Protocol):

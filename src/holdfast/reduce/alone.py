@@ -41,7 +41,8 @@ class Alone:
         nodes, slots = zip(*brought[self._me].nodes, strict=True)
         vectors = [layout.vectors(arena.slot(slot, layout)) for slot in slots]
         cuts = [Cut(operands, operands[0], 0) for operands in zip(*vectors, strict=True)]
-        self._trusted = self._terms.aggregator.reduce(Work(layout, cuts, nodes, self._terms.shards))
+        work = Work(layout, cuts, nodes, self._terms.shards, draw=self._terms.draw(step))
+        self._trusted = self._terms.aggregator.reduce(work)
         return arena.slot(slots[0], layout), lambda: arena.stamp == stamp
 
     def trusted(self) -> tuple[bool, ...] | None:

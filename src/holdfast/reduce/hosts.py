@@ -59,7 +59,7 @@ class Hosts:
                 for node, slot in brought[member].nodes
             ]
             nodes = {members[0]: self._nodes_of(members, brought) for members in self._hosts.values()}
-            self._exchange.reduce(layout, here, nodes, result)
+            self._exchange.reduce(step, layout, here, nodes, result)
             # Fence: what I sent is worth nothing to the others until I say Done, and that is after this.
             check_stamps(self._arenas, self._neighbours, {stamp})
             home.note_trusted(self._exchange.trusted)

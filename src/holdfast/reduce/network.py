@@ -45,7 +45,7 @@ class Network:
         result = arena.result(layout)
         here = [(node, arena.slot(slot, layout)) for node, slot in brought[self._group.me].nodes]
         nodes = {member: tuple(node for node, _ in brought[member].nodes) for member in members}
-        self._exchange.reduce(layout, here, nodes, result)
+        self._exchange.reduce(step, layout, here, nodes, result)
         return result, lambda: arena.result_stamp == stamp
 
     def trusted(self) -> tuple[bool, ...] | None:
@@ -94,6 +94,7 @@ class SliceExchange:
 
     def reduce(
         self,
+        step: int,
         layout: Layout,
         here: Sequence[tuple[Range, torch.Tensor]],
         nodes: Mapping[str, tuple[Range, ...]],
@@ -121,7 +122,7 @@ class SliceExchange:
             Cut([vectors[index] for _, vectors in operands], out, bounds[index][self._rank % parts][0])
             for index, out in enumerate(mine)
         ]
-        work = Work(layout, cuts, order, self._terms.shards, self._tellers)
+        work = Work(layout, cuts, order, self._terms.shards, self._tellers, self._terms.draw(step))
         self.trusted = self._terms.aggregator.reduce(work)
         if not self._terms.small:
             self._hand_out(means)

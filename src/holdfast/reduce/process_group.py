@@ -91,7 +91,8 @@ class ProcessGroup:
         width = HEAD_BYTES + max(stop - start for start, stop in slices)
         handed = carrier.room("mean", width)
         _put_head(handed, stamp)
-        self._add(layout, operands, handed[HEAD_BYTES : HEAD_BYTES + high - low], (low, high))
+        draw = self._terms.draw(stamp[1])
+        self._add(layout, operands, handed[HEAD_BYTES : HEAD_BYTES + high - low], (low, high), draw)
         arrived = self._awaited(carrier.all_gather(handed))
         self._arena.claim_result(*stamp)
         result = self._arena.result(layout)
@@ -116,7 +117,9 @@ class ProcessGroup:
                 offset += stop - start
         return mine
 
-    def _add(self, layout: Layout, operands: list[tuple[Range, torch.Tensor]], mean: torch.Tensor, part: Slice) -> None:
+    def _add(
+        self, layout: Layout, operands: list[tuple[Range, torch.Tensor]], mean: torch.Tensor, part: Slice, draw: int
+    ) -> None:
         """My slice of all sums, in tree order."""
         operands.sort(key=lambda operand: operand[0])
         cuts = []
@@ -127,7 +130,7 @@ class ProcessGroup:
             run = slice(begin, begin + (last - first) * size)
             vectors = [memory[run].view(section.dtype) for _, memory in operands]
             cuts.append(Cut(vectors, mean[run].view(section.dtype), first))
-        work = Work(layout, cuts, tuple(node for node, _ in operands), self._terms.shards, self._tellers)
+        work = Work(layout, cuts, tuple(node for node, _ in operands), self._terms.shards, self._tellers, draw)
         trusted = self._terms.aggregator.reduce(work)
         self._trusted = lambda: trusted
 

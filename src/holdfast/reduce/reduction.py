@@ -7,6 +7,7 @@ bits, leave the sums whole, and put the mean into memory that nobody touches unt
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -34,6 +35,11 @@ class ReductionTerms:
     interrupted: Callable[[], str] = lambda: ""
     aggregator: Aggregator = MEAN
     carrying: Carrying | None = None  # in a run whose gradients a process group carries
+    seed: int = 0  # of the run
+
+    def draw(self, step: int) -> int:
+        """What an aggregator draws by chance in a step follows from this: for all members alike, also a second time."""
+        return int.from_bytes(hashlib.blake2b(f"{self.seed} in step {step}".encode(), digest_size=8).digest(), "big")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ for itself, and slots alternate between steps, so that nobody overwrites what a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -55,7 +56,8 @@ class SharedMemory:
         own, stamp = self._arenas[self._me], (self._view.number, step)
         own.claim_result(*stamp)
         result = self._readable(layout, writers, own)
-        self._trusted = self._terms.aggregator.reduce(self._work(layout, members, brought, writers))
+        work = replace(self._work(layout, members, brought, writers), draw=self._terms.draw(step))
+        self._trusted = self._terms.aggregator.reduce(work)
         # In one round a peer may be at the next step already, in its other slots.
         check_stamps(self._arenas, members, {stamp} if self.two_rounds else {stamp, (stamp[0], step + 1)})
         return result, lambda: all(arena.result_stamp == stamp for arena in writers)

@@ -11,7 +11,7 @@ import torch
 from holdfast.byzantine.privacy import across
 from holdfast.byzantine.privacy.fixed_point import Encoding, Residues
 from holdfast.byzantine.privacy.masked_round import MaskedRound
-from holdfast.byzantine.privacy.messages import FromClient, Phase, Shares
+from holdfast.byzantine.privacy.messages import FromClient, Phase, Shares, Unmask
 from holdfast.byzantine.privacy.terms import Terms
 from holdfast.byzantine.rules.words import parse
 from holdfast.core.errors import ConfigError, TooFewUpdates
@@ -95,3 +95,35 @@ def test_a_bucket_lost_in_silence_leaves_f_as_it_was_and_one_lost_by_a_lie_does_
     assert len(lied.sums) == 4 and lied.hostile == 1  # one of the two has shown itself: three buckets are enough
     found = across.combine(lied, agreed.encoding, rule, f)
     assert torch.equal(found.value, torch.ones(agreed.numbers)) and other not in found.trusted
+
+
+def test_one_that_sends_poison_and_shows_itself_then_is_borne_as_before() -> None:
+    """Its numbers are in a sum, which nobody can take apart: if it were counted as gone, the mean would be left."""
+    agreed, clients = terms(9, 3), names(9)
+    updates = honest_and_hostile(agreed, clients, ["c00"])
+
+    def babbles(phase: Phase, said: FromClient) -> FromClient | bytes:
+        return b"?" if isinstance(said, Unmask) else said
+
+    found = carried_round(
+        MaskedRound(1, clients, agreed, SECRET),
+        parties(agreed, clients, updates=updates, tampering={"c00": babbles}),
+    )
+    assert "c00" in found.left_out and any("c00" in one.clients for one in found.sums)
+    assert found.hostile == 0 and len(found.sums) == 3
+    assert torch.equal(across.combine(found, agreed.encoding, RULE, 1).value, torch.ones(agreed.numbers))
+
+
+def test_one_that_shows_itself_in_time_is_in_no_sum_and_leaves_one_fewer_where_buckets_are_few() -> None:
+    agreed, clients = terms(6, 3), names(6)
+    updates = honest_and_hostile(agreed, clients, [])
+
+    def babbles(phase: Phase, said: FromClient) -> FromClient | bytes:
+        return b"?" if phase is Phase.MASK else said
+
+    found = carried_round(
+        MaskedRound(1, clients, agreed, SECRET),
+        parties(agreed, clients, updates=updates, tampering={"c00": babbles}),
+    )
+    assert len(found.sums) == 2 and found.hostile == 1
+    assert torch.equal(across.combine(found, agreed.encoding, RULE, 1).value, torch.ones(agreed.numbers))

@@ -68,8 +68,9 @@ def test_a_client_that_says_what_none_would_is_left_out(
     agreed = terms(5)
     found = run(agreed, names(5), tampering={LIAR: said_in(phase, change)})
     assert sentence in found.left_out[LIAR] and found.left_out[LIAR].startswith("c00 is left out: ")
-    assert found.hostile == 1 and found.left_out.keys() == {LIAR}
-    assert set(found.sums[0].clients) == set(names(5)) - ({LIAR} if phase is not Phase.UNMASK else set())
+    is_in_the_sum = phase is Phase.UNMASK  # its numbers had come before, and may be poisoned: it is still to be borne
+    assert found.hostile == (0 if is_in_the_sum else 1) and found.left_out.keys() == {LIAR}
+    assert set(found.sums[0].clients) == set(names(5)) - (set() if is_in_the_sum else {LIAR})
     assert_sums(found, agreed)
 
 

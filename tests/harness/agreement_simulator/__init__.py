@@ -23,23 +23,28 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.byzantine.agreement.machine import ServerMachine
-from tests.harness.agreement_simulator.schedule import Schedule, Violation
+from tests.harness.agreement_simulator.schedule import Schedule, SimulationFailed, Violation
 from tests.harness.agreement_simulator.world import World
 
-__all__ = ["Schedule", "Violation", "World", "simulate"]
+__all__ = ["Schedule", "SimulationFailed", "Violation", "World", "simulate"]
 
 
 def simulate(
     seed: int, *, machine_class: type[ServerMachine] = ServerMachine, keep_trace: bool = False, **changes: Any
 ) -> World:
-    """Run one schedule. Raises Violation with the seed, and how to replay it, in its text."""
+    """Run one schedule. Raises Violation with the seed, and how to replay it, in its text.
+
+    An assertion of the machine's that fails is a broken promise, too. Anything else that is raised, there or here, is
+    a mistake in a program (SimulationFailed), and shows of no promise whether it is kept.
+    """
     schedule = replace(Schedule.draw(seed), **changes)
     world = World(schedule, machine_class=machine_class, keep_trace=keep_trace)
     try:
         world.run()
-    except Exception as error:  # a machine that raises has broken its promise too
+    except Exception as error:
         trace = "\n".join(world.lines or [])
         said = str(error) if isinstance(error, Violation) else repr(error)
         replay = f"python -m tests.harness.agreement_simulator --seed {seed} --trace"
-        raise Violation(f"seed {seed}: {said}\nreplay: {replay} {changes or ''}\n{trace}") from error
+        kind = Violation if isinstance(error, AssertionError) else SimulationFailed
+        raise kind(f"seed {seed}: {said}\nreplay: {replay} {changes or ''}\n{trace}") from error
     return world

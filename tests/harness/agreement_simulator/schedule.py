@@ -15,6 +15,10 @@ class Violation(AssertionError):
     """A promise was broken."""
 
 
+class SimulationFailed(Exception):
+    """Something raised what is neither a broken promise nor a failed assertion."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """`Schedule.draw(seed)` makes one up."""

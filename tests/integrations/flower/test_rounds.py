@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import ConfigError
-from holdfast.integrations.flower.rounds import Patience, Rounds, left_f
+from holdfast.integrations.flower.rounds import Patience, Rounds
 
 
 def test_the_draw_depends_on_seed_round_and_who_is_there_and_nothing_else() -> None:
@@ -21,13 +21,6 @@ def test_the_late_are_waited_for_only_once_there_are_enough() -> None:
     assert patience.is_enough(good=8, missing=2) and patience.is_enough(good=5, missing=0)
     assert not patience.is_enough(good=7, missing=3) and not patience.is_enough(good=4, missing=0)
     assert patience.ends_s(None) == 60.0 and patience.ends_s(10.0) == 15.0 and patience.ends_s(58.0) == 60.0
-
-
-def test_a_malformed_answer_was_one_of_the_f_only_where_that_is_needed() -> None:
-    assert left_f(2, answered=11, malformed=1, least_for_f=11) == 2
-    assert left_f(2, answered=10, malformed=1, least_for_f=11) == 1
-    assert left_f(2, answered=4, malformed=7, least_for_f=11) == 0
-    assert left_f(2, answered=4, malformed=0, least_for_f=5) == 2, "who does not answer was not one of them"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ can use, must not stop the round: the model then stays as it is, on every server
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -60,6 +61,14 @@ def decode_state(content: bytes) -> dict[str, torch.Tensor]:
     return state
 
 
+def _drawn(parent: bytes, updates: Sequence[bytes]) -> int:
+    """What a rule draws by chance in a round follows from what was agreed on: nobody knows it who has yet to send."""
+    drawn = hashlib.sha256(hashlib.sha256(parent).digest())
+    for one in updates:
+        drawn.update(hashlib.sha256(one).digest())
+    return int.from_bytes(drawn.digest()[:8], "big")
+
+
 class Aggregation:
     """`form` is any model of the federation: all have the same names, shapes and dtypes."""
 
@@ -89,11 +98,11 @@ class Aggregation:
     def combine(self, parent: bytes, updates: Sequence[bytes]) -> tuple[bytes, str]:
         """The next model, and why it is the one before if it is."""
         fitting = [decode_state(one) for one in updates if not self.fits(one)]
-        hostile = max(self._hostile - (len(updates) - len(fitting)), 0)
+        hostile = self._rule.bearing(len(fitting), self._hostile, len(updates) - len(fitting))
         try:
             if not fitting:
                 raise TooFewUpdates("no update has the model's form")
-            change = self._rule.aggregate(fitting, hostile).value
+            change = self._rule.in_round(_drawn(parent, updates)).aggregate(fitting, hostile).value
         except (TooFewUpdates, ConfigError) as error:
             return parent, error.message
         assert isinstance(change, dict)

@@ -16,6 +16,8 @@ from holdfast.byzantine.kernels.networks import Comparator, sorting_network
 from holdfast.byzantine.kernels.port import (
     BITS,
     COUNTED_EVERY,
+    GRAM_MAX,
+    GRAM_MIN,
     GROUP,
     MAGNITUDE_MAX,
     PAGE,
@@ -189,7 +191,7 @@ def _gram_pages(updates: Values) -> Matrix:
         torch.sub(row.double(), reference, out=whole[number, :width])
     whole = whole.view(count, -1, GROUP)
     largest = whole.abs().amax(dim=2).numpy()
-    usable = (largest > 0.0) & (largest < 1e300)
+    usable = (largest > GRAM_MIN) & (largest < GRAM_MAX)
     exponent = np.frexp(np.where(usable, largest, 1.0))[1]
     scale = np.where(usable, np.ldexp(1.0, BITS - exponent), 0.0)
     unit = torch.from_numpy(np.where(usable, np.ldexp(1.0, exponent - BITS), 0.0)).T

@@ -20,6 +20,8 @@
 #define GROUP 128          /* columns that are treated at once; gram's whole numbers are exact within a group */
 #define STRIP 32
 #define GROUPS_OF_PAGE 64  /* gram gives one partial sum a page, so that threads do not change the order of additions */
+#define SMALLEST 1e-300
+#define LARGEST 1e300
 #define BITS 23            /* of gram's whole numbers: 2 * 23 bits + 7 bits of 128 columns = 53 */
 
 enum { MEDIAN, TRIMMED, NEAREST };
@@ -252,7 +254,7 @@ static double quantise(const REAL *row, const REAL *reference, int w, double *re
     to[k] = centred;
     largest = magnitude > largest ? magnitude : largest;
   }
-  if (!(largest > 0.0 && largest < 1e300)) {
+  if (!(largest > SMALLEST && largest < LARGEST)) { /* beyond these, powers of two run over: seen as zeros */
     memset(to, 0, GROUP * sizeof(double));
     return 0.0;
   }

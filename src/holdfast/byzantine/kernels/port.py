@@ -29,6 +29,7 @@ Flags = npt.NDArray[np.bool_]
 GROUP = 128  # columns that are treated at once
 PAGE = 64 * GROUP  # columns of one partial sum of a Gram matrix
 BITS = 23  # of the whole numbers that Gram matrices are made of
+GRAM_MIN, GRAM_MAX = 1e-300, 1e300  # a group of centred numbers with a largest one beyond these is seen as zeros
 COUNTED_EVERY = 8  # one group in so many is looked at for who is outside
 MAGNITUDE_MAX = float(np.finfo(np.float32).max)
 

@@ -1,9 +1,10 @@
 """The robust rule across buckets, and what f means there.
 
 f hostile clients are in at most f buckets, and one of them makes of its bucket's sum what it wants: so the rule must
-bear f hostile *buckets*, and needs as many buckets as it otherwise needs updates. A client that has shown itself is one
-of the f: each that did so leaves the rule one fewer to bear. A bucket that was lost in silence leaves as many as
-before, since honest clients fall silent, too.
+bear f hostile *buckets*, and needs as many buckets as it otherwise needs updates. A client that has shown itself and
+is in no sum was one of the f: where too few buckets are left for f, each of them leaves the rule one fewer to bear.
+One that is in a sum spoils it, whatever it said later, and leaves as many as before. So does a bucket that was lost in
+silence, since honest clients fall silent, too.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def means(found: RoundSums, encoding: Encoding) -> torch.Tensor:
 
 def combine(found: RoundSums, encoding: Encoding, rule: Rule, f: int) -> AcrossBuckets:
     """TooFewUpdates if too many buckets are lost for the rule."""
-    left = max(f - found.hostile, 0)
+    left = rule.bearing(len(found.sums), f, found.hostile)
     if len(found.sums) < max(rule.least(left), 1):
         reasons = "; ".join(one.reason for one in found.lost)
         raise TooFewUpdates(

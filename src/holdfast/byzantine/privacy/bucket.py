@@ -4,7 +4,9 @@ A member that says nothing in a phase is lost to the bucket, and one that says w
 in the same way, with a sentence. As long as the threshold's number of members answer, the sum of those who sent their
 numbers is found; otherwise the bucket is lost, with a sentence, and nothing else is.
 
-`hostile` counts members that have shown themselves: each was one of the f that the rule across buckets must bear.
+`hostile` counts members that have shown themselves and are in no sum: each was one of the f that the rule across
+buckets must bear. One that shows itself after its numbers have arrived stays in its bucket's sum with whatever these
+are, since the others' masks open that sum only: the rule must still bear it, and it is not counted.
 """
 
 from __future__ import annotations
@@ -191,7 +193,7 @@ class Bucket:
             ),
             self._terms,
         )
-        self.outcome = BucketSum(tuple(survivors), total, len(self.left_out))
+        self.outcome = BucketSum(tuple(survivors), total, len(self.left_out.keys() - self._masked.keys()))
         return []
 
     def _mask(self, key: bytes) -> Residues:

@@ -25,7 +25,7 @@ class RoundSums:
     sums: tuple[BucketSum, ...]
     lost: tuple[BucketLost, ...]
     left_out: dict[str, str]
-    hostile: int  # clients that have shown themselves
+    hostile: int  # clients that have shown themselves and are in no sum
 
 
 class MaskedRound:

@@ -69,7 +69,8 @@ class NearestNeighbourMixing(Rule):
 @dataclass(frozen=True)
 class Bucketing(Rule):
     """The updates are dealt at random into buckets of `size`, and each bucket's mean, weighted if there are weights,
-    is one update for the other rule: n / size of them, rounded up, of which f may be hostile.
+    is one update for the other rule: n / size of them, rounded up, of which f may be hostile. A bucket weighs what its
+    members weigh on average, so that no weight is larger than the largest of a member.
 
     Needs what the other rule needs, for that many. The other rule's κ holds with the bucket means in the place of
     updates; the variance among these is on average a part 1 / size of that among honest updates. `seed` decides who
@@ -90,6 +91,9 @@ class Bucketing(Rule):
     def least(self, f: int) -> int:
         return (self.then.least(f) - 1) * self.size + 1
 
+    def weight_ratio(self, n: int, f: int) -> float:
+        return self.then.weight_ratio(-(-n // self.size), f)
+
     def in_round(self, number: int) -> Rule:
         drawn = hashlib.blake2b(f"{self.seed} in round {number}".encode(), digest_size=8).digest()
         return replace(self, seed=int.from_bytes(drawn, "big"), then=self.then.in_round(number))
@@ -101,8 +105,9 @@ class Bucketing(Rule):
         factors = np.zeros((-(-n // self.size), n))
         for number, weight in enumerate(np.ones(n) if gathered.weights is None else gathered.weights):
             factors[bucket[number], number] = weight
-        sums = total(factors)
-        outcome = self.then.run(gathered.mixed(factors / sums[:, None], None if gathered.weights is None else sums))
+        sums, members = total(factors), np.bincount(list(bucket.values()))
+        weights = None if gathered.weights is None else sums / members
+        outcome = self.then.run(gathered.mixed(factors / sums[:, None], weights))
         trusted = [outcome.trusted[bucket[number]] for number in range(n)]
         return Outcome(outcome.result, trusted, [outcome.scores[bucket[number]] for number in range(n)])
 
@@ -132,6 +137,9 @@ class Clipping(Rule):
 
     def least(self, f: int) -> int:
         return self.then.least(f)
+
+    def weight_ratio(self, n: int, f: int) -> float:
+        return self.then.weight_ratio(n, f)
 
     def in_round(self, number: int) -> Rule:
         return replace(self, then=self.then.in_round(number))
@@ -167,6 +175,9 @@ class AdaptiveClipping(Rule):
     def coefficient(self, n: int, f: int) -> float | None:
         after = self.then.coefficient(n, f)
         return None if after is None else after + 2.0 * f / (n - 2 * f)
+
+    def weight_ratio(self, n: int, f: int) -> float:
+        return self.then.weight_ratio(n, f)
 
     def in_round(self, number: int) -> Rule:
         return replace(self, then=self.then.in_round(number))
@@ -210,6 +221,9 @@ class DistinctUpdates(Rule):
 
     def least(self, f: int) -> int:
         return max(2 * f + 1, self.then.least(f))
+
+    def weight_ratio(self, n: int, f: int) -> float:
+        return self.then.weight_ratio(n, f)
 
     def in_round(self, number: int) -> Rule:
         return replace(self, then=self.then.in_round(number))

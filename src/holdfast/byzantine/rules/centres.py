@@ -18,6 +18,7 @@ from holdfast.byzantine.gathering import Gathered
 from holdfast.byzantine.kernels.port import Kind, Matrix, Order
 from holdfast.byzantine.rules.port import Outcome, Rule
 from holdfast.byzantine.updates import Result, as_result
+from holdfast.byzantine.weighting import UNBOUNDED, ratio
 from holdfast.core.errors import ConfigError
 
 
@@ -25,7 +26,8 @@ from holdfast.core.errors import ConfigError
 class Mean(Rule):
     """The mean, weighted if there are weights. For comparison: one hostile update takes it anywhere.
 
-    Needs n > f. κ = 0 for f = 0, else none. Updates that are not finite are taken out all the same. Scores: 0.
+    Needs n > f. κ = 0 for f = 0, else none. Up to f updates that are not finite are taken out all the same. Weights
+    count up to WEIGHT_RATIO_MAX times the median one whatever f is, since there is no bound to keep. Scores: 0.
     """
 
     word: ClassVar[str] = "mean"
@@ -35,6 +37,12 @@ class Mean(Rule):
 
     def coefficient(self, n: int, f: int) -> float | None:
         return 0.0 if f == 0 else None
+
+    def weight_ratio(self, n: int, f: int) -> float:
+        return UNBOUNDED
+
+    def weighted_coefficient(self, n: int, f: int) -> float | None:
+        return self.coefficient(n, f)  # the weighted mean is the weighted mean
 
     def run(self, gathered: Gathered) -> Outcome:
         return Outcome(gathered.combine(gathered.shares()), [True] * gathered.n, [0.0] * gathered.n)
@@ -93,13 +101,13 @@ class CenteredClipping(Rule):
     """From a point to start with, `rounds` times: move by the mean of the updates' differences to it, each clipped to
     `radius`.
 
-    Needs n > 2f. f updates, whatever they are, move the value by at most 2f / n · radius in each round, since a round
-    does not bring points farther apart. With the radius that fits the noise, which nobody knows, Karimireddy et al.
-    prove an error of the order of f / n times the variance for f <= n / 10. Without a radius it is the median
-    distance, anew in each round. `start`: "median" (of the coordinates), "zero", or a value such as the last round's,
-    which is what the paper starts from. Scores: distances to the last point but one, in radii. Trusted: not clipped
-    there by more than a factor of three. Karimireddy et al. 2021, "Learning from History for Byzantine Robust
-    Optimization", ICML.
+    Needs n > 2f. f updates, whatever they are, move the value by at most 2p · radius in each round, since a round does
+    not bring points farther apart; p is their share of all weight, f / n or, with weights, a third if that is more.
+    With the radius that fits the noise, which nobody knows, Karimireddy et al. prove an error of the order of f / n
+    times the variance for f <= n / 10. Without a radius it is the median distance, anew in each round. `start`:
+    "median" (of the coordinates), "zero", or a value such as the last round's, which is what the paper starts from.
+    Scores: distances to the last point but one, in radii. Trusted: not clipped there by more than a factor of three.
+    Karimireddy et al. 2021, "Learning from History for Byzantine Robust Optimization", ICML.
     """
 
     radius: float | None = None
@@ -149,8 +157,8 @@ class CenteredClipping(Rule):
 @dataclass(frozen=True)
 class CovarianceFilter(Rule):
     """CAF: again and again, those who stand out in the direction in which the updates differ most lose weight, until
-    no more than n - 2f of it is left; the value is the weighted mean whose largest variance in any direction was the
-    smallest.
+    no more than n - 2f of it is left (with weights: all weight without twice that of the f heaviest); the value is the
+    weighted mean whose largest variance in any direction was the smallest.
 
     Needs n > 2f. For n > 4.74 f, |value - mean(S)|² <= κ · the largest eigenvalue of S's covariance, which is less
     than what κ is multiplied with elsewhere, and is not known to the rule: docs/explanation/byzantine.md has κ and
@@ -164,16 +172,29 @@ class CovarianceFilter(Rule):
         return 2 * f + 1
 
     def coefficient(self, n: int, f: int) -> float | None:
-        odds = f / (n - 2 * f)
+        return self._coefficient(f / n)
+
+    def weight_ratio(self, n: int, f: int) -> float:
+        return ratio(n, f, parts=4)  # the f weigh a fifth at most, for which there is a bound
+
+    def weighted_coefficient(self, n: int, f: int) -> float | None:
+        heavy = f * self.weight_ratio(n, f)
+        return self._coefficient(heavy / (heavy + n - f))
+
+    @staticmethod
+    def _coefficient(share: float) -> float | None:
+        """κ where hostile ones have this share of all weight: an update of weight 2 is like two of them."""
+        odds = share / (1.0 - 2.0 * share)
         lost = 2.0 * odds * (1.0 + odds)
         if lost >= 1.0:
             return None
-        ratio = (lost + math.sqrt(lost**2 + (1.0 - lost) * (lost + 2.0 * (1.0 + odds)))) / (1.0 - lost)
-        return 2.0 * f / (n - 3 * f) * (1.0 + ratio) ** 2
+        radii = (lost + math.sqrt(lost**2 + (1.0 - lost) * (lost + 2.0 * (1.0 + odds)))) / (1.0 - lost)
+        return 2.0 * share / (1.0 - 3.0 * share) * (1.0 + radii) ** 2
 
     def run(self, gathered: Gathered) -> Outcome:
         gram, n, f = gathered.gram(), gathered.n, gathered.f
         own = np.ones(n) if gathered.weights is None else gathered.weights
+        rest = max(float(total(own) - 2.0 * total(np.sort(own)[n - f :])), float(np.min(own)))
         left: Matrix = np.ones(n)
         best, best_left, best_factors = math.inf, left, gathered.shares()
         for _ in range(n + 1):  # each turn takes all weight from one
@@ -185,7 +206,7 @@ class CovarianceFilter(Rule):
             if peak <= 0.0:
                 break
             left = left * np.maximum(1.0 - stands_out / peak, 0.0)
-            if total(left) <= n - 2 * f:
+            if total(left * own) <= rest:
                 break
         scores = 1.0 - best_left
         return Outcome(gathered.combine(best_factors), [bool(score <= 0.5) for score in scores], list(scores))

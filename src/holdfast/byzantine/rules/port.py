@@ -3,13 +3,15 @@
 **f** is a number of updates, never a fraction: the rule's bound holds as long as no more than f of the n are hostile.
 
 **Bounds.** A rule is (f, κ)-robust if for any n updates and *any* n - f of them, S, the distance of its value to the
-mean of S is bounded: |value - mean(S)|² <= κ · the mean over S of |x - mean(S)|². `coefficient(n, f)` is such a κ,
-for equal weights, or None where none is proven. No rule has less than f / (n - 2f) (Allouah et al. 2023, "Fixing by
-Mixing", AISTATS).
+mean of S is bounded: |value - mean(S)|² <= κ · the mean over S of |x - mean(S)|². `coefficient(n, f)` is such a κ, for
+equal weights, or None where none is proven; `weighted_coefficient` is one for whatever weights are claimed. No rule
+has less than f / (n - 2f) (Allouah et al. 2023, "Fixing by Mixing", AISTATS).
 
 **Not finite.** An update with a NaN, an infinity or a number beyond float32's range is an attack that shows itself.
-It is taken out before any rule looks at it, and it was one of the f: of b such updates, n - b are combined with f -
-b, or with 0 if b is larger. If n - b are then too few for the rule, TooFewUpdates says so.
+It is taken out before any rule looks at it. It may have been one of the f, or of an honest participant whose numbers
+ran over while the f are still there: so of b such updates, n - b are combined with f as long as they are enough for
+that, and else with the largest number that they are enough for, f - b at least. If b is larger than f, or n - b are
+too few for f - b, TooFewUpdates says so.
 
 **Ties** go to the update that comes first.
 """
@@ -21,11 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import numpy as np
-
 from holdfast.byzantine.gathering import Gathered, NotFinite
 from holdfast.byzantine.updates import Result, Updates, UpdatesLike, Value, as_updates
-from holdfast.byzantine.weighting import Weights, bounded
+from holdfast.byzantine.weighting import Weights, bounded, ratio
 from holdfast.core.errors import ConfigError, TooFewUpdates
 
 
@@ -74,6 +74,23 @@ class Rule(ABC):
         """The κ that is proven for n updates of which f are hostile."""
         return None
 
+    def weight_ratio(self, n: int, f: int) -> float:
+        """How many times as heavy as another an update may be at most. 1: all weigh the same."""
+        return ratio(n, f)
+
+    def weighted_coefficient(self, n: int, f: int) -> float | None:
+        """The κ that holds for whatever weights are claimed, about S's mean and variance by the bounded weights."""
+        even, most = self.coefficient(n, f), self.weight_ratio(n, f)
+        return even if even is None or most == 1.0 else most**4 * (even + 1.0)
+
+    def bearing(self, n: int, f: int, gone: int) -> int:
+        """How many hostile ones to bear among n updates, where `gone` that may have been of the f are out already.
+
+        f as long as n are enough for it, since those that are gone may have been honest; never less than f - gone.
+        """
+        lowest = max(f - gone, 0)
+        return next((left for left in range(f, lowest, -1) if n >= self.least(left)), lowest)
+
     def in_round(self, number: int) -> Rule:
         """The rule for this round of a training: what it draws by chance is drawn anew. Others are what they are."""
         return self
@@ -88,7 +105,7 @@ class Rule(ABC):
     ) -> Aggregate:
         """The value that these updates come to, whatever f of them are. `out`: memory for it, like one update.
 
-        Weights count at most WEIGHT_RATIO_MAX times the median one: see weighting.py.
+        Weights are bounded by `weight_ratio`, whatever is claimed: see weighting.py.
         """
         source = as_updates(updates)
         f = self.checked(source.count, f)
@@ -101,14 +118,15 @@ class Rule(ABC):
         empty = set() if claimed is None else set(claimed.empty)
         while True:
             live = tuple(number for number in range(n) if number not in hostile and number not in empty)
-            left = max(f - len(hostile), 0)
-            if not live or len(live) < self.least(left):
+            left = self.bearing(len(live), f, len(hostile))
+            if len(hostile) > f or not live or len(live) < self.least(left):
+                wants = f"is told of {f}" if len(hostile) > f else f"needs {self.least(left)} for f={left}"
                 raise TooFewUpdates(
                     f"{len(hostile)} of {n} updates are not finite or claim an absurd weight, {len(empty)} none: "
-                    f"{self} needs {self.least(left)} for f={left}, and {len(live)} are left",
+                    f"{self} {wants}, and {len(live)} are left",
                     hint="leave the round out and look at who sent them",
                 )
-            values = None if claimed is None else np.array([claimed.values[number] for number in live])
+            values = None if claimed is None else claimed.within(self.weight_ratio(len(live), left), live)
             try:
                 outcome = self.run(Gathered(source, live, left, result, values))
                 break

@@ -17,6 +17,7 @@ from holdfast.byzantine.gathering import Gathered
 from holdfast.byzantine.kernels.port import Kind, Matrix, Order
 from holdfast.byzantine.rules.covering import smallest_diameter
 from holdfast.byzantine.rules.port import Outcome, Rule
+from holdfast.byzantine.weighting import ratio
 from holdfast.core.errors import ConfigError
 
 LEFT_OUT = 2  # of the n - f nearest: oneself, and one more, as Blanchard et al. have it
@@ -127,6 +128,9 @@ class Bulyan(Rule):
 
     def coefficient(self, n: int, f: int) -> float:
         return 8.0 * (n - f)
+
+    def weight_ratio(self, n: int, f: int) -> float:
+        return ratio(n - 2 * f, f)  # weights decide among the chosen
 
     def run(self, gathered: Gathered) -> Outcome:
         n, f = gathered.n, gathered.f

@@ -69,12 +69,3 @@ class Patience:
         if enough_since_s is None:
             return self.deadline_s
         return min(self.deadline_s, enough_since_s + self.late_s)
-
-
-def left_f(f: int, answered: int, malformed: int, least_for_f: int) -> int:
-    """How many of the good answers may still be hostile.
-
-    A malformed answer comes from no correct client, so it was one of the f. That is used only where the rule would
-    otherwise have too few answers: a larger f than need be only makes it more careful.
-    """
-    return f if answered >= least_for_f else max(f - malformed, 0)

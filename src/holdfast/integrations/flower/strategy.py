@@ -63,7 +63,14 @@ class RobustStrategy(Strategy):
         self._rounds = (rounds or Rounds()).validate()
         rule = parse(aggregator) if isinstance(aggregator, str) else aggregator
         if isinstance(rule, Rule):
-            rule = ByRule(rule, f=f, answers_min=self._rounds.answers_min, weighted_by=weighted_by, weighted=weighted)
+            rule = ByRule(
+                rule,
+                f=f,
+                answers_min=self._rounds.answers_min,
+                weighted_by=weighted_by,
+                weighted=weighted,
+                seed=self._rounds.seed,
+            )
         elif f is not None and f != rule.f:
             raise ConfigError(f"f={f} is not that of {rule}", hint="give f to the combiner alone")
         self.combiner: Combiner = rule
@@ -243,7 +250,7 @@ class RobustStrategy(Strategy):
             else:
                 good[client] = found.value
                 del refused[client]
-        outcome = self.combiner.combine(model, Answers(good, refused))
+        outcome = self.combiner.combine(model, Answers(good, refused), server_round)
         self._judge(server_round, outcome)
         if outcome.model is None:
             return None, None
