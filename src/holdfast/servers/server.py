@@ -44,6 +44,7 @@ REPLICAS_MAX = 4096
 TELL_BYTES = 1 << 20
 COPIES_BYTES_MAX = 32 << 20  # of memory that is kept for them
 LINK_BYTES_MAX = 1 << 31  # queued to one server; the log's own bound is much lower
+STUCK_LEASES = 4  # a server that takes nothing of what is queued to it for so long is hung up on; 1: it is not there
 
 Kinds = Mapping[str, Callable[[], ReplicatedState]]
 
@@ -231,6 +232,7 @@ class SliceServer:
             if replica.machine.is_left_over(self.now):
                 self.tell(replica.name, "replicate no more", "it is not a replica, and nobody adds it")
                 self._drop(replica.name)
+        self._hang_up_on_stuck_servers()
         self.account.look(self.now, self.replicas, self.pool.used_bytes)
         for inbound in list(self._inbound.values()):
             if inbound.stream.waits_for_room:
@@ -291,6 +293,17 @@ class SliceServer:
     def _unwatch(self, sock: socket.socket) -> None:
         if sock.fileno() >= 0 and sock in self._selector.get_map():
             self._selector.unregister(sock)
+
+    def _hang_up_on_stuck_servers(self) -> None:
+        """What is queued to a server that stands still, or is gone, must not take the room of what workers push."""
+        for link in self._links.values():
+            leases = STUCK_LEASES if link.server in self.facts.servers else 1
+            if link.is_stuck(self.now, leases * self._rules.lease_s):
+                reason = f"it takes nothing of the {link.waiting_bytes} bytes that are queued to it"
+                self.tell("all slices", f"hang up on {link.server}", reason)
+                if link.stream is not None:
+                    self._unwatch(link.stream.sock)
+                link.drop_queue()
 
     def _flush_link(self, link: Link) -> None:
         if link.stream is None:
