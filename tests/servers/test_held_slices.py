@@ -57,7 +57,7 @@ def test_a_worker_that_is_gone_is_forgotten_after_the_capture() -> None:
         wait_for(lambda: all(server._next_tick > turns[server.me] for server in running), "a tick of each", WAIT_S)
         limits = [[worker, incarnation, last] for (worker, incarnation), last in newest.items()]
         heads = servers._ask_each({"op": "capture", "token": TOKEN, "limits": limits}, time.monotonic() + WAIT_S)
-        captured = RemoteCapture(servers, TOKEN, heads)
+        captured = RemoteCapture(servers, TOKEN, heads, time.monotonic() + WAIT_S)
         assert captured.versions == (1, 1)
         assert captured.clocks == {"w1": 1}
         assert pushing.result(WAIT_S) == (1, 1)

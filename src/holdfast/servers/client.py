@@ -37,6 +37,7 @@ from holdfast.trust.keys import Keys
 CREATING_S = 10.0  # a creator that has not finished after this is taken for gone
 READ_WAIT_S = 1.0  # a read waits so long on a server until it is asked again
 LOOK_S = 0.02
+DROP_S = 5.0  # to tell servers that a capture is not needed any more; they drop it by themselves after a while
 NAMED_MAX = 3  # slices that a sentence names
 SKIP: Head = {"kind": "skip"}
 
@@ -342,17 +343,17 @@ class RemoteServers:
         return [answer["answer"] for answer in self._ask_each(head, give_up)]
 
     def capture(self, *, timeout_s: float) -> RemoteCapture:
-        """PeerError if servers fail all the time until then."""
+        """PeerError if servers fail all the time until then. It has to be read until then, too."""
         give_up = time.monotonic() + timeout_s
         while True:
             self._captures += 1
             token = f"{self._worker}.{self._incarnation}:{self._captures}"
             try:
                 return self._capture(token, give_up)
-            except PeerError:
+            except (PeerError, TimeoutError) as error:
                 self.drop_capture(token)
                 if time.monotonic() > give_up:
-                    raise
+                    raise PeerError(f"the slices could not be captured within {timeout_s:g} s: {error}") from error
                 time.sleep(LOOK_S)
 
     def _capture(self, token: str, give_up: float) -> RemoteCapture:
@@ -362,10 +363,10 @@ class RemoteServers:
                 newest[worker, incarnation] = max(sequence, newest.get((worker, incarnation), 0))
         limits = [[worker, incarnation, sequence] for (worker, incarnation), sequence in newest.items()]
         heads = self._ask_each({"op": "capture", "token": token, "limits": limits}, give_up)
-        return RemoteCapture(self, token, heads)
+        return RemoteCapture(self, token, heads, give_up)
 
-    def captured_slice(self, number: int, token: str) -> memoryview:
-        """The bytes of one slice of a capture. PeerError if its server is gone."""
+    def captured_slice(self, number: int, token: str, give_up: float) -> memoryview:
+        """The bytes of one slice of a capture. PeerError if its server is gone, or says nothing until then."""
         bodies: list[memoryview] = []
 
         def done(ask: Ask, head: Head) -> None:
@@ -375,13 +376,15 @@ class RemoteServers:
         ticket, one = RemoteTicket(1), self.cutting.slices[number]
         head = {"op": "captured", "token": token}
         self._asking.submit([Ask(name_of(one), head, (), done, lambda error: ticket.answered(0, 0, error))])
-        ticket.wait(self._settings.patience_s)
+        try:
+            ticket.wait(max(0.1, give_up - time.monotonic()))
+        except TimeoutError as error:
+            raise PeerError(f"what was captured of {name_of(one)} did not come in time") from error
         return bodies[0]
 
     def drop_capture(self, token: str) -> None:
         with suppress(PeerError, TimeoutError):
-            give_up = time.monotonic() + self._settings.patience_s
-            self._ask_each({"op": "captured", "token": token, "drop": True}, give_up)
+            self._ask_each({"op": "captured", "token": token, "drop": True}, time.monotonic() + DROP_S)
 
     def _ask_each(self, head: Head, give_up: float) -> list[Head]:
         """The same of all slices; their answers, without a body."""
@@ -405,16 +408,18 @@ class RemoteServers:
 class RemoteCapture:
     """port.Capture. Its slices are read from the servers that captured them; if one of these ends, it is PeerError."""
 
-    def __init__(self, servers: RemoteServers, token: str, heads: Sequence[Head]) -> None:
+    def __init__(self, servers: RemoteServers, token: str, heads: Sequence[Head], give_up: float) -> None:
         self._servers = servers
         self._token = token
         self._heads = heads
+        self._give_up = give_up
         self.versions: Versions = tuple(int(head["version"]) for head in heads)
         self.clocks: Mapping[str, int] = captured_clocks(heads[0]["state"])
 
     def pieces(self) -> Iterator[tuple[Segment, Piece]]:
         for number, head in enumerate(self._heads):
-            yield from captured_pieces(Payload(head["state"], self._servers.captured_slice(number, self._token)))
+            body = self._servers.captured_slice(number, self._token, self._give_up)
+            yield from captured_pieces(Payload(head["state"], body))
 
     def close(self) -> None:
         self._servers.drop_capture(self._token)
