@@ -1,4 +1,4 @@
-"""A replica that stands still costs the others nothing: what waits for it does not take the room of what workers push."""
+"""A replica that stands still costs the others nothing: what waits for it takes no room from what workers push."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ It lasts for one epoch: the machine makes one when the ledger shows it as the pr
 
 Invariants: an update is acknowledged when a majority of the configuration has it as durably as promised, and with it an
 entry of this very epoch; a new update enters the log only once the epoch's first entry is committed, when everything
-before it is known here; nothing is sent before that entry is stored here, so that a primary that starts again knows that
-it has led in this epoch, and does not do so twice.
+before it is known here; nothing is sent before that entry is stored here, so that a primary that starts again knows
+that it has led in this epoch, and does not do so twice.
 """
 
 from __future__ import annotations

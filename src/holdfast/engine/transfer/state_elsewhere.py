@@ -45,7 +45,7 @@ class StateElsewhere(WrappedCheckpoints):
         return self._inner.is_due(step, first=first and self._leads) and self._leads
 
     def _collect(self, step: int) -> str:
-        """Have the training's state in the model. Why it is not to be had: the training goes on, and this is not saved."""
+        """Have the training's state in the model. Why it is not to be had: then this is not saved, and steps go on."""
         try:
             self._attendance.collect()
         except PeerError as error:
