@@ -49,6 +49,7 @@ class Ask:
     failed: Callable[[Exception], None]
     into: Sequence[memoryview] | None = None
     anywhere: bool = False  # any replica may answer
+    at: str = ""  # this server is asked, whoever the primary is
     body: memoryview = field(default_factory=lambda: memoryview(b""))
     deadline: float = 0.0
     server: str = ""  # that was asked last
@@ -205,6 +206,8 @@ class Asking:
     # ---- asking
 
     def _server_for(self, ask: Ask) -> str:
+        if ask.at:
+            return ask.at
         if ask.hint:
             hint, ask.hint = ask.hint, ""  # once: it may name a server that does not answer
             return hint

@@ -24,7 +24,7 @@ from holdfast.servers.compressing import Compressor
 from holdfast.servers.cutting import Cutting, fingerprint, slices_of
 from holdfast.servers.frames import Head
 from holdfast.servers.gathering import Wanted, gather
-from holdfast.servers.log_codec import encode_configuration
+from holdfast.servers.log_codec import decode_configuration, encode_configuration
 from holdfast.servers.parameter_slice import captured_clocks, captured_pieces, join_head
 from holdfast.servers.placing import first_placement
 from holdfast.servers.port import Initial, Layout, Piece, Versions
@@ -37,6 +37,7 @@ from holdfast.trust.keys import Keys
 CREATING_S = 10.0  # a creator that has not finished after this is taken for gone
 READ_WAIT_S = 1.0  # a read waits so long on a server until it is asked again
 LOOK_S = 0.02
+ROOM_S = 5.0  # a server that has not said whether it has room after this is not waited for
 DROP_S = 5.0  # to tell servers that a capture is not needed any more; they drop it by themselves after a while
 NAMED_MAX = 3  # slices that a sentence names
 SKIP: Head = {"kind": "skip"}
@@ -157,13 +158,13 @@ class RemoteServers:
                 self._asking.shared_bytes = shared_memory_bytes(largest)
             self._place(ledger, plan)
             if creator:
-                self._create(initial, give_up)
+                self._create(ledger, initial, give_up)
                 return True
             while not self._is_created(give_up):
                 if time.monotonic() > give_up:
                     raise PeerError(f"the slices were not created within {timeout_s:g} s by {plan['creator']}")
                 if time.time() - plan["began"] > CREATING_S:
-                    self._create(initial, give_up)
+                    self._create(ledger, initial, give_up)
                     return True
                 time.sleep(LOOK_S)
             return False
@@ -215,12 +216,34 @@ class RemoteServers:
             value = encode_json(encode_configuration(placement[one.number]))
             ledger.compare_and_set(KEY_SLICE + name_of(one), value, expected=0)
 
-    def _create(self, initial: Initial, give_up: float) -> None:
+    def _create(self, ledger: Ledger, initial: Initial, give_up: float) -> None:
         self._sequence += 1
+        placed = {entry.key: decode_configuration(decode_json(entry.value)) for entry in ledger.read(KEY_SLICE).entries}
         for one in self.cutting.slices:  # one after the other: no more than a slice is copied at a time
+            payload = self.cutting.initial(one, initial)
+            configuration = placed.get(KEY_SLICE + name_of(one))
+            if configuration is not None:
+                self._check_room(one, payload, configuration.replicas)
             ticket = RemoteTicket(1)
-            self._asking.submit([self._push_ask(one, self.cutting.initial(one, initial), ticket, place=0)])
+            self._asking.submit([self._push_ask(one, payload, ticket, place=0)])
             ticket.wait(max(0.1, give_up - time.monotonic()))
+
+    def _check_room(self, one: Slice, payload: Answer, replicas: Sequence[str]) -> None:
+        """ConfigError if one of the servers that are to have this slice has no memory for it, and says so."""
+        ticket = RemoteTicket(len(replicas))
+        head = {"op": "room", "payload": payload.head, "nbytes": sum(view.nbytes for view in payload.views)}
+
+        def ask(number: int, server: str) -> Ask:
+            def failed(error: Exception) -> None:
+                ticket.answered(number, 0, error if isinstance(error, ConfigError) else None)
+
+            deadline = time.monotonic() + ROOM_S
+            done: Callable[[Ask, Head], None] = lambda ask, head: ticket.answered(number, 0)  # noqa: E731
+            return Ask(name_of(one), head, (), done, failed, at=server, deadline=deadline)
+
+        self._asking.submit([ask(number, server) for number, server in enumerate(replicas)])
+        with suppress(TimeoutError):
+            ticket.wait(2 * ROOM_S)
 
     def _is_created(self, give_up: float) -> bool:
         return all(head["created"] for head in self._query({"kind": "clocks"}, give_up))
