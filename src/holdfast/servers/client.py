@@ -405,6 +405,12 @@ class RemoteServers:
             raise PeerError(f"what was captured of {name_of(one)} did not come in time") from error
         return bodies[0]
 
+    def drop_captured(self, number: int, token: str) -> None:
+        """This slice has been read: its server need not keep it until the others are. Nobody waits for that."""
+        head = {"op": "captured", "token": token, "drop": True}
+        name, deadline = name_of(self.cutting.slices[number]), time.monotonic() + DROP_S
+        self._asking.submit([Ask(name, head, (), lambda ask, head: None, lambda error: None, deadline=deadline)])
+
     def drop_capture(self, token: str) -> None:
         with suppress(PeerError, TimeoutError):
             self._ask_each({"op": "captured", "token": token, "drop": True}, time.monotonic() + DROP_S)
@@ -429,7 +435,8 @@ class RemoteServers:
 
 
 class RemoteCapture:
-    """port.Capture. Its slices are read from the servers that captured them; if one of these ends, it is PeerError."""
+    """port.Capture. Its slices are read from the servers that captured them, once; if one of these ends, it is
+    PeerError."""
 
     def __init__(self, servers: RemoteServers, token: str, heads: Sequence[Head], give_up: float) -> None:
         self._servers = servers
@@ -442,6 +449,7 @@ class RemoteCapture:
     def pieces(self) -> Iterator[tuple[Segment, Piece]]:
         for number, head in enumerate(self._heads):
             body = self._servers.captured_slice(number, self._token, self._give_up)
+            self._servers.drop_captured(number, self._token)
             yield from captured_pieces(Payload(head["state"], body))
 
     def close(self) -> None:
