@@ -17,6 +17,7 @@ from holdfast.core.errors import PeerError
 from holdfast.core.words import Registration
 from holdfast.net.dialling import dial_service
 from holdfast.net.greeting import NO_NUMBER, Hello, SharedMemory
+from holdfast.net.mailbox import Mailbox
 from holdfast.servers.frames import FrameStream, Outgoing
 from holdfast.trust.keys import Keys
 
@@ -32,6 +33,30 @@ class Dialled:
     server: str
     sock: socket.socket | None
     owner: object = None
+
+
+class DialledBox:
+    """A mailbox as dialling threads have it: what they have dialled when nobody takes it any more is closed."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def put(self, news: Dialled) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._mailbox.put(news)
+            elif news.sock is not None:
+                news.sock.close()
+
+    def close(self) -> None:
+        """By whoever takes from the mailbox, at the end."""
+        with self._lock:
+            self._is_closed = True
+        for news in self._mailbox.take_all():
+            if isinstance(news, Dialled) and news.sock is not None:
+                news.sock.close()
 
 
 class Link:

@@ -33,7 +33,7 @@ from holdfast.servers.durable import DurableSlices, OnDisk
 from holdfast.servers.fetching import Fetched, FetchFailed, fetch_snapshot
 from holdfast.servers.frames import FrameStream, Outgoing, encode_frame
 from holdfast.servers.ledger_line import LedgerAnswers, LedgerLine, LedgerValue, LedgerWhole
-from holdfast.servers.links import LOG, Dialled, Link, dialler
+from holdfast.servers.links import LOG, Dialled, DialledBox, Link, dialler
 from holdfast.servers.replica import Replica
 from holdfast.servers.replicated import Answer, ReplicatedState
 from holdfast.servers.run_facts import RunFacts
@@ -139,6 +139,7 @@ class SliceServer:
         self._inbound: dict[int, Inbound] = {}
         self._inbound_count = 0
         self._mailbox = Mailbox()
+        self._dialled = DialledBox(self._mailbox)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._mailbox.fd, selectors.EVENT_READ, self._mailbox)
         self._acceptor = Acceptor(
@@ -190,6 +191,7 @@ class SliceServer:
             self._hang_up(inbound)
         for link in self._links.values():
             link.close()
+        self._dialled.close()
         self._acceptor.close()
         self._selector.close()
 
@@ -406,7 +408,7 @@ class SliceServer:
     def send(self, peer: str, head: dict[str, Any], payloads: Sequence[KeptPayload]) -> None:
         link = self._links.get(peer)
         if link is None:
-            link = self._links[peer] = Link(peer, lambda: self._dial(peer), self._mailbox.put)
+            link = self._links[peer] = Link(peer, lambda: self._dial(peer), self._dialled.put)
         for kept in payloads:
             kept.hold()
 
