@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from holdfast.core.errors import ConfigError, PeerError
 from holdfast.core.words import KEY_HOSTS, KEY_LEAVING, KEY_SERVERS, Registration, encode_json
 from holdfast.ledger.memory import MemoryLedger
 from holdfast.servers import connections
+from holdfast.servers.client import RemoteServers
 from holdfast.servers.gathering import Gathered, Wanted, gather
 from holdfast.servers.port import initial_of, layout_of
 from tests.servers.serving import in_threads
@@ -52,13 +54,17 @@ def test_what_is_missing_is_said() -> None:
 
 
 @pytest.mark.parametrize("share_memory", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
 def test_a_slice_that_is_larger_than_memory_is_refused_with_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, share_memory: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share_memory: bool, asked: bool
 ) -> None:
+    """When they are asked whether they have room, and by whoever is to lead where that was not asked."""
+    if not asked:
+        monkeypatch.setattr(RemoteServers, "_check_room", lambda *given: None)
     monkeypatch.setattr(connections, "free_bytes", lambda: 7_000_000)
     parameter = torch.nn.Parameter(torch.zeros(1_000_000))
     layout = layout_of({"weight": parameter}, torch.optim.SGD([parameter], 0.1))
-    with in_threads(1, servers=1, replicas=1, host="h" if share_memory else "elsewhere") as connect:
+    with in_threads(1, servers=1, replicas=1, sockets=tmp_path if share_memory else None) as connect:
         client = connect("w0")
         with pytest.raises(ConfigError, match=r"s0\.1 has 0\.01 GB of memory left, and parameters/0 needs 0\.01 GB"):
             client.open(layout, initial_of([parameter.data]), timeout_s=20.0)

@@ -207,11 +207,15 @@ class Requests:
         if nbytes and buffer is None and replica.leads and (reason := self._too_large(head, nbytes)):
             self._server.answer(client, {"refused": reason, "kind": "too large"})
             return
-        if nbytes and buffer is None:  # it was thrown away
+        if nbytes and buffer is None:  # it was thrown away, or left where it was
             known = replica.machine.configuration
             primary, epoch = (known.primary, known.epoch) if known is not None else ("", 0)
-            head = {"refused": "not the primary", "kind": "later", "primary": primary, "epoch": epoch}
-            self._server.answer(client, head)
+            is_full = "memory" in head and replica.leads
+            me = self._server.me
+            reason = (
+                f"{me} has no room for it among the updates that it holds" if is_full else f"{me} is not the primary"
+            )
+            self._server.answer(client, {"refused": reason, "kind": "later", "primary": primary, "epoch": epoch})
             return
         try:
             payload = fields_in(head, "payload")
