@@ -53,7 +53,7 @@ def test_an_update_too_many_proves_nothing_where_a_worker_was_lost() -> None:
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        ([{"kind": "progress", "step": 40}], "has to train with mode=holdfast.Async"),
+        ([{"kind": "progress", "step": 40}], "trains dense parameters on the servers"),
         (events([10, 10])[:1], "no state of all slices was read"),
         ([{**events([0])[0], "updates": {}}, {"kind": "captured", "versions": [0], "left": 0}], "no worker pushed"),
     ],

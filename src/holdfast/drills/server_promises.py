@@ -41,7 +41,7 @@ def _nothing_to_count(acknowledged: int) -> str:
         return "no state of all slices was read; the run keeps checkpoints unless it is told not to"
     return (
         "no worker pushed updates of dense parameters, and rows of tables are not counted; "
-        "the script has to train with mode=holdfast.Async"
+        "give the script a mode that trains dense parameters on the servers"
     )
 
 

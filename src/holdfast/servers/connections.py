@@ -130,13 +130,13 @@ class Requests:
         with the first step, also in the slices that are here already.
         """
         payload = head.get("payload")
-        begins = isinstance(payload, dict) and payload.get("kind") == INITIAL
-        if not begins and nbytes < LARGE_BYTES:
+        begins = payload if isinstance(payload, dict) and payload.get("kind") == INITIAL else None
+        if begins is None and nbytes < LARGE_BYTES:
             return ""
         free, needed = free_bytes(), nbytes
-        if begins:
+        if begins is not None:
             free = max(0, free - sum(replica.to_come_bytes for replica in self._server.replicas.values()))
-            needed += max(nbytes, _state_bytes(payload))
+            needed += max(nbytes, _state_bytes(begins))
         if needed <= free:
             return ""
         have = f"{self._server.me} has {free / 1e9:.2f} GB of memory left"
