@@ -107,6 +107,9 @@ bench: install
 	$(BIN)/python benchmarks/keras.py --check --json keras.json
 	$(BIN)/python benchmarks/trainers.py --check --json trainers.json
 	$(BIN)/python benchmarks/streams.py --check --json streams.json
+	$(BIN)/python benchmarks/push_codecs.py --check --json push_codecs.json
+	$(BIN)/python benchmarks/modes.py --check --json modes.json
+	$(BIN)/python benchmarks/parameter_server.py --check --json parameter_server.json
 
 # docs/reference/robustness.md: every rule against every attack. About an hour on one core; goes on where it was left.
 federated-table: install

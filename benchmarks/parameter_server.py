@@ -14,7 +14,8 @@ workers and servers share memory, and servers talk through unix sockets. Peers h
 are measured where they are importable. `loopback` are bare sockets, a process for each end, without arithmetic.
 
 Memory: of a server with Adam, beyond one that has nothing to do, and of a worker in a training with `holdfast run`,
-beyond what it needs in the exact mode. Peaks of what is resident, shared memory included.
+beyond what it needs in the exact mode. Peaks of what is resident, shared memory included. Of a server also while one
+of three workers reads a checkpoint after each of its steps, and the others push.
 
 Failover: from kill -9 of a slice's primary to the next acknowledged push, with 3 servers and 3 replicas of each slice;
 with the log's lease alone, and when the ledger is told of the exit, as an agent does.
@@ -41,6 +42,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -294,20 +296,23 @@ def measure_server_memory(args: argparse.Namespace, figures: dict[str, float]) -
             time.sleep(0.05)
         base = idle.memory_peak()
     common = {"elements": args.elements, "rounds": 4, "warm_up": 2, "optimizer": "Adam"}
-    for path in args.paths:
-        for replicas in map(int, args.replicas):
-            with our_servers(replicas, replicas, path, SMALL_LOG_BYTES) as servers:
-                words = {**common, **servers.words, "path": path}
-                processes = [start("ours_worker", {**words, "id": f"w{number}"}) for number in range(3)]
-                try:
-                    run_workers(processes)
-                    peak = servers.memory_peak()
-                finally:
-                    end(processes)
-            times = (peak - base - SMALL_LOG_BYTES) / (3 * 4 * args.elements)
-            name = f"memory of a server, {replicas} replica{'s' * (replicas > 1)}, {path}"
-            print(f"{name:<50}{times:>8.2f} times its parameters and optimizer state", flush=True)
-            figures[name] = round(times, 3)
+    for path, replicas, captures in product(args.paths, map(int, args.replicas), (False, True)):
+        with our_servers(replicas, replicas, path, SMALL_LOG_BYTES) as servers:
+            words = {**common, **servers.words, "path": path}
+            processes = [
+                start("ours_worker", {**words, "id": f"w{number}", "captures": captures and not number})
+                for number in range(3)
+            ]
+            try:
+                run_workers(processes)
+                peak = servers.memory_peak()
+            finally:
+                end(processes)
+        times = (peak - base - SMALL_LOG_BYTES) / (3 * 4 * args.elements)
+        name = f"memory of a server, {replicas} replica{'s' * (replicas > 1)}, {path}"
+        name += ", with checkpoints" if captures else ""
+        print(f"{name:<68}{times:>8.2f} times its parameters and optimizer state", flush=True)
+        figures[name] = round(times, 3)
 
 
 def measure_worker_memory(args: argparse.Namespace, figures: dict[str, float]) -> None:

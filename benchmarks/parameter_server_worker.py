@@ -76,6 +76,11 @@ def ours_worker(words: Words) -> None:
         clock += 1
         client.push(gradients, groups, clock=clock, copy=False).wait(120)
         client.pull(values).wait(120)
+        if words.get("captures"):
+            captured = client.capture(timeout_s=60)
+            for _ in captured.pieces():
+                pass
+            captured.close()
 
     timed(words, once)
     client.close()

@@ -111,6 +111,9 @@ class Story:
     def push(self, name: str, sequence: int, payload: str, *, worker: str = "w0", incarnation: int = 1) -> None:
         self.happens(name, Pushed("client", Update(worker, incarnation, sequence, payload)))
 
+    def push_bytes(self, name: str, sequence: int, nbytes: int) -> None:
+        self.happens(name, Pushed("client", Update("w0", 1, sequence, sequence, nbytes)))
+
     def read(self, name: str, *, fresh: bool = True) -> Serve | RefuseRead:
         answer = self.happens(name, ReadAsked("client", fresh))[0]
         assert isinstance(answer, Serve | RefuseRead)

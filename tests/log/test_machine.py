@@ -55,6 +55,12 @@ def led(*, rules: Rules | None = None, outside: tuple[str, ...] = ()) -> Story:
     return story
 
 
+def sent_to(story: Story, peer: str) -> list[int]:
+    """The indices of the entries that went to it, in order."""
+    appends = [one.message for one in story.heard(Send) if one.peer == peer and isinstance(one.message, Append)]
+    return [entry.index for message in appends for entry in message.entries]
+
+
 # ---- acknowledging
 
 
@@ -537,3 +543,53 @@ def test_a_confirmation_never_names_what_is_not_stored() -> None:
     confirmed = [effect.message.matched for effect in story.heard(Send, "b") if isinstance(effect.message, Appended)]
     assert max(confirmed) == 1 == story["b"].copy.persisted
     assert Update("w0", 1, 2, "y") in [entry.content for entry in story["b"].copy.tail.after(0)]
+
+
+# ---- what is under way
+
+
+@pytest.mark.parametrize("kept_behind_bytes", [1 << 40, 50])
+def test_one_that_confirms_nothing_is_sent_no_more_than_the_bound(kept_behind_bytes: int) -> None:
+    """Also where the entries are cut off from the log as soon as a majority has them."""
+    rules = Rules(snapshot_bytes=50, kept_behind_bytes=kept_behind_bytes, under_way_bytes_max=300)
+    story = led(rules=rules)
+    before = len(sent_to(story, "c"))
+    for sequence in range(1, 21):
+        story.push_bytes("a", sequence, 100)
+        story.deliver(lost=("c",))
+    assert len(story.acknowledged()) == 20, "a majority lives"
+    assert len(sent_to(story, "c")) - before == 3
+    story.pass_time(1.0)
+    assert story.state["c"] == story.state["a"], "and it comes after them once it is heard"
+
+
+def test_what_is_confirmed_makes_room_for_more() -> None:
+    story = led(rules=Rules(snapshot_bytes=50, kept_behind_bytes=50, under_way_bytes_max=100))
+    for sequence in range(1, 11):
+        story.push_bytes("a", sequence, 100)
+    story.deliver()
+    assert len(story.acknowledged()) == 10
+
+
+# ---- before the epoch is established
+
+
+def test_nothing_new_enters_the_log_before_the_epoch_is_established() -> None:
+    """The state that it would be checked against may lack what the last epoch has left."""
+    story = led()
+    story.push("a", 1, "x")
+    story.deliver(lost=("c",))
+    story.pass_time(2.0, lost=("a",))
+    story.show_ledger("b")
+    leading = story["b"].leading
+    assert leading is not None and not leading.is_established
+    end = story["b"].copy.end
+    story.push("b", 2, "y")
+    assert story["b"].copy.end == end
+    assert story.refusals()[-1] == f"epoch {story['b'].epoch} is not established yet"
+    story.push("b", 1, "x")  # it is in the log, and was checked
+    story.deliver(lost=("a",))
+    assert story.acknowledged() == ["x", "x"]
+    story.push("b", 2, "y")
+    story.deliver(lost=("a",))
+    assert story.acknowledged() == ["x", "x", "y"]

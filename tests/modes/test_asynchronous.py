@@ -134,6 +134,7 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_with_another_number_of_server
         (("--workers", "1"), (SCRIPT,), "trains on parameter servers, and this run has none"),
         (("--workers", "1", "--servers", "1"), (SCRIPT, "--exact"), "does not use them"),
         (("--workers", "1", "--servers", "2", "--replicas", "3"), (SCRIPT,), "--replicas 3 needs as many servers"),
+        (("--workers", "1", "--servers", "1"), (SCRIPT, "--lbfgs"), "the optimizer is LBFGS, which computes gradients"),
     ],
 )
 def test_bad_input_is_one_sentence(run: Run, options: tuple[str, ...], script: tuple[str, ...], said: str) -> None:

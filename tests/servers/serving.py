@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from holdfast.ledger.memory import MemoryLedger
 from holdfast.servers.client import ClientSettings, RemoteServers
@@ -35,16 +36,18 @@ def in_threads(
     host: str = "h",
     ledger: MemoryLedger | None = None,
     running: list[SliceServer] | None = None,
+    sockets: Path | None = None,
 ) -> Iterator[Open]:
     """With `keys` that have certificates everything goes through TLS. `host`: the workers'; the servers' is h.
 
-    `running`: the servers are put in there.
+    `running`: the servers are put in there. `sockets`: a directory for their unix sockets, by which workers of their
+    host share memory with them; None: they have none.
     """
     keys, ledger = keys or Keys.from_secret(os.urandom(32)), ledger or MemoryLedger()
     running = running if running is not None else []
     with ExitStack() as closing:
         for slot in range(servers):
-            place = ServerPlace(id=f"s{slot}.1", host="h")
+            place = ServerPlace(id=f"s{slot}.1", host="h", socket=sockets / f"s{slot}.sock" if sockets else None)
             server = build_server(place, keys, ledger.another, settings)
             running.append(server)
             thread = threading.Thread(target=server.run, name=f"server-{server.me}", daemon=True)

@@ -13,6 +13,8 @@ import pytest
 from tests.harness.servers.accounting import Accounts
 from tests.harness.servers.fleet import Fleet
 
+OPEN_AGAIN_S_MAX = 10.0
+
 
 @contextmanager
 def busy(fleet: Fleet, *, slices: int = 3, pushes_max: int = 20_000, pace_s: float = 0.005) -> Iterator[Accounts]:
@@ -65,12 +67,13 @@ def test_a_primary_that_was_stopped_and_wakes_serves_nothing_old_as_fresh() -> N
 
 @pytest.mark.parametrize("announce", [False, True])
 def test_the_slice_is_open_again_within_seconds(announce: bool) -> None:
-    """How fast it is, benchmarks/parameter_server.py says."""
+    """How fast it is, benchmarks/parameter_server.py says; here the machine may be busy."""
     with Fleet(3, replicas=3) as fleet, busy(fleet) as accounts:
         killed_at = time.monotonic()
         fleet.kill(fleet.configurations()["parameters/0"].primary, announce=announce)
-        goes_on(fleet, accounts, 1)
-        print("open again after", time.monotonic() - killed_at)
+        goes_on(fleet, accounts, 3)  # two may have been under way, one of each worker
+        open_after_s = time.monotonic() - killed_at
+        assert open_after_s < OPEN_AGAIN_S_MAX, open_after_s
         accounts.stop()
         accounts.check()
 

@@ -57,8 +57,27 @@ def test_a_worker_that_is_gone_is_forgotten_after_the_capture() -> None:
         wait_for(lambda: all(server._next_tick > turns[server.me] for server in running), "a tick of each", WAIT_S)
         limits = [[worker, incarnation, last] for (worker, incarnation), last in newest.items()]
         heads = servers._ask_each({"op": "capture", "token": TOKEN, "limits": limits}, time.monotonic() + WAIT_S)
-        captured = RemoteCapture(servers, TOKEN, heads)
+        captured = RemoteCapture(servers, TOKEN, heads, time.monotonic() + WAIT_S)
         assert captured.versions == (1, 1)
         assert captured.clocks == {"w1": 1}
         assert pushing.result(WAIT_S) == (1, 1)
         wait_for(lambda: not servers.clocks(), "it to be forgotten", WAIT_S)
+
+
+def test_what_was_captured_of_a_slice_is_given_up_when_it_has_been_read() -> None:
+    running = list[SliceServer]()
+    with in_threads(2, running=running) as connect:
+        worker = Worker(connect, "w0", momentum=0.0)
+        worker.open()
+
+        def kept() -> list[str]:
+            replicas = [one for server in running for one in server.replicas.values()]
+            return sorted(one.name for one in replicas if one.capturing._kept)
+
+        captured = worker.servers.capture(timeout_s=WAIT_S)
+        assert kept() == ["parameters/0", "parameters/1"]
+        pieces = captured.pieces()
+        next(pieces)
+        wait_for(lambda: kept() == ["parameters/1"], "the first slice's copy to be given up", WAIT_S)
+        list(pieces)
+        wait_for(lambda: not kept(), "the other's", WAIT_S)

@@ -30,11 +30,12 @@ from holdfast.servers.placing import Target, first_placement, next_wish
 from holdfast.servers.port import ParameterServers, Piece, initial_of, layout_of
 from holdfast.servers.recipe import GroupRecipe, Recipe, settings_of
 from holdfast.servers.replicated import Author, Payload
-from holdfast.servers.server import ServerSettings
+from holdfast.servers.server import ServerSettings, SliceServer
 from holdfast.servers.slicing import Segment
 from holdfast.servers.wires import Window, Wire, hinted
 from holdfast.servers.worker_memory import Parts, _rounded
 from holdfast.trust.keys import Keys, create_keys
+from tests.agent.agent_harness import wait_for
 from tests.servers.serving import in_threads
 
 UPDATE = m.Update("w0", 1, 2, 7, 3)
@@ -173,6 +174,23 @@ def test_workers_wait_while_the_log_is_full() -> None:
     """There is room for less than one update of each slice at a time, and all of them come through."""
     with in_threads(3, settings=ServerSettings(log_bytes_max=400_000)) as connect:
         train(connect("w0"), 12)
+
+
+def test_a_worker_that_shares_memory_is_told_that_there_is_no_room_and_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(100_000))
+    optimizer = torch.optim.SGD([parameter], 1.0)
+    with in_threads(1, servers=1, replicas=1, sockets=tmp_path) as connect:
+        worker = connect("w0")
+        worker.open(layout_of({"weight": parameter}, optimizer), initial_of([parameter.data]), timeout_s=30)
+        worker.join(0)
+        with monkeypatch.context() as full:
+            full.setattr(SliceServer, "has_room_for", lambda *given: False)
+            groups = [settings_of(group) for group in optimizer.param_groups]
+            ticket = worker.push([torch.ones(100_000)], groups, clock=1)
+            wait_for(lambda: "s0.1 has no room for it" in ticket.waits_for(), "the reason to be told", 30.0)
+        ticket.wait(30)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -234,6 +234,29 @@ def test_a_disk_without_room_is_left_alone_and_rows_stay_in_memory(
     assert len(shard.cold) >= 420 - 64, "there is room again"
 
 
+def test_an_update_moves_few_rows_however_many_have_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another shard has begun, and each has half the room: nobody waits for thousands of rows to go to the disk."""
+    monkeypatch.setattr(cold_rows, "MOVED_ROWS_MAX", 50)
+    monkeypatch.setattr(cold_rows, "LOOKED_AT_MAX", 300)
+    shards, moved = [1], list[int]()
+    tier = ColdRows(tmp_path, 8_000, shared_by=lambda: shards[0])
+    write = tier._write
+    monkeypatch.setattr(tier, "_write", lambda records: (moved.append(len(records)), write(records)))
+    shard = TableShard(TableSettings(dim=4), tier)
+    batches = [list(range(start, start + 10)) for start in range(0, 7_000, 10)]
+    play(shard, History(batches, 4))
+    assert not moved
+    shards[0] = 2
+    for start in range(7_000, 9_000, 10):
+        before = sum(moved)
+        play(shard, History([list(range(start, start + 10))], 4))
+        assert sum(moved) - before <= 50
+    assert len(shard) - len(tier) <= 4_000, "it comes to what it may have"
+    on_disk = tier.marks.all()[0]
+    assert on_disk.max() < 7_000, "those that were used longest ago"
+    tier.close()
+
+
 def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = ColdRows(tmp_path, 8)
     tier._rows.execute("PRAGMA max_page_count=3")

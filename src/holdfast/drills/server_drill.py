@@ -24,7 +24,7 @@ from typing import Any
 from holdfast.core.errors import HoldfastError
 from holdfast.core.words import KEY_SERVERS, KEY_SLICE, Registration, decode_json
 from holdfast.drills.plan import DrillPlan
-from holdfast.drills.server_promises import check_served
+from holdfast.drills.server_promises import check_served, unchecked
 from holdfast.events.reading import read_events
 from holdfast.log.configuration import Configuration
 from holdfast.placement.directory import RunDirectory
@@ -40,7 +40,7 @@ END_S = 30.0
 
 
 def conduct_servers(plan: DrillPlan, script: Sequence[str], report: Path | None) -> int:
-    """The exit code: 0 if the promises held, 1 if one did not. `report`: for programs."""
+    """The exit code: 0 if the promises held, 1 if one did not or nothing could be checked. `report`: for programs."""
     home = Path(tempfile.mkdtemp(prefix="holdfast-drill-"))
     drill = ServerDrill(plan, home)
     code = drill.go(script)
@@ -54,7 +54,9 @@ def conduct_servers(plan: DrillPlan, script: Sequence[str], report: Path | None)
     enough = bool(drill.took_s)
     if not enough:
         _say("faults: BROKEN (the script was over before the first fault)")
-    held_all = enough and all(verdict.held is not False for verdict in verdicts)
+    if why := unchecked(verdicts):
+        _say(f"nothing was checked: {why}")
+    held_all = enough and not why and all(verdict.held is not False for verdict in verdicts)
     if report is not None:
         found = [{"promise": one.promise, "held": one.held, "text": one.text} for one in verdicts]
         report.write_text(json.dumps({"held": held_all, "verdicts": found, "failover_s": drill.took_s}, indent=2))

@@ -12,6 +12,8 @@ from typing import Any
 
 from holdfast.drills.checking import PromiseVerdict
 
+NOT_LOST = "no acknowledged update lost"
+
 
 def check_served(events: Iterable[Mapping[str, Any]], exit_code: int | None) -> list[PromiseVerdict]:
     known = list(events)
@@ -21,18 +23,31 @@ def check_served(events: Iterable[Mapping[str, Any]], exit_code: int | None) -> 
     lost = sum(event["kind"] == "worker_exited" and event.get("reason") in ended for event in known)
     acknowledged = sum(sum(event["updates"].values()) for event in told)
     verdicts = [PromiseVerdict("finished", exit_code == 0, f"the run ended with exit code {exit_code}")]
-    if not captured:
-        nothing = "no state of all slices was read; the run keeps checkpoints unless it is told not to"
-        return [*verdicts, PromiseVerdict("no acknowledged update lost", None, nothing)]
+    if not acknowledged or not captured:
+        return [*verdicts, PromiseVerdict(NOT_LOST, None, _nothing_to_count(acknowledged))]
     versions: Sequence[int] = captured[-1]["versions"]
     text = f"{acknowledged} were acknowledged, and the slices have applied {', '.join(map(str, versions))}"
-    verdicts.append(PromiseVerdict("no acknowledged update lost", min(versions) >= acknowledged, text))
+    verdicts.append(PromiseVerdict(NOT_LOST, min(versions) >= acknowledged, text))
     doubt = f"; {lost} workers were lost, and had not told of their last ones" if lost else ""
     once = max(versions) == acknowledged if not lost else None
     verdicts.append(PromiseVerdict("no update applied twice", once, text + doubt))
     left = int(captured[-1].get("left", 0))
     verdicts.append(PromiseVerdict("every step is made", not left, f"{left} steps are missing in the last checkpoint"))
     return [*verdicts, _staleness(told)]
+
+
+def _nothing_to_count(acknowledged: int) -> str:
+    if acknowledged:
+        return "no state of all slices was read; the run keeps checkpoints unless it is told not to"
+    return (
+        "no worker pushed updates of dense parameters, and rows of tables are not counted; "
+        "give the script a mode that trains dense parameters on the servers"
+    )
+
+
+def unchecked(verdicts: Sequence[PromiseVerdict]) -> str:
+    """Why the accounts of updates could not be checked; empty: they were."""
+    return "".join(verdict.text for verdict in verdicts if verdict.promise == NOT_LOST and verdict.held is None)
 
 
 def _staleness(told: Sequence[Mapping[str, Any]]) -> PromiseVerdict:

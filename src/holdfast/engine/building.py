@@ -127,7 +127,9 @@ class Building:
         found = of_group(place.ranks, self.holder, following, alone)
         if found.keeps and (tables := self.capture.tables.on_servers):
             found = TableRows(found, tables, place.me, feed=feed, events=place.events)
-        return StateElsewhere(found, self.attendance, place.me) if self.attendance.state_elsewhere else found
+        if not self.attendance.state_elsewhere:
+            return found
+        return StateElsewhere(found, self.attendance, place.me, place.events)
 
     def _machine(self, formed: Formed, *, two_rounds: bool, saves: bool) -> Machine:
         config, rules = self.config, self.place.mode.rules()

@@ -3,14 +3,17 @@
 It lasts for one epoch: the machine makes one when the ledger shows it as the primary, and drops it with the epoch.
 
 Invariants: an update is acknowledged when a majority of the configuration has it as durably as promised, and with it an
-entry of this very epoch; nothing is sent before the epoch's first entry is stored here, so that a primary that starts
-again knows that it has led in this epoch, and does not do so twice.
+entry of this very epoch; a new update enters the log only once the epoch's first entry is committed, when everything
+before it is known here; nothing is sent before that entry is stored here, so that a primary that starts again knows
+that it has led in this epoch, and does not do so twice.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from holdfast.log import changing
 from holdfast.log.changing import Change, Renew
@@ -35,7 +38,30 @@ from holdfast.log.messages import (
     Wish,
 )
 from holdfast.log.rules import Rules
-from holdfast.log.tail import within
+from holdfast.log.tail import payload_bytes, within
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """The payloads that one replica was sent and has not confirmed: counted here, as the log may be cut meanwhile."""
+
+    nbytes: int = 0
+    _sent: deque[tuple[int, int]] = field(default_factory=deque)  # up to which index, and how many bytes
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        if entries:
+            sent = sum(map(payload_bytes, entries))
+            self._sent.append((entries[-1].index, sent))
+            self.nbytes += sent
+
+    def confirmed(self, index: int) -> None:
+        while self._sent and self._sent[0][0] <= index:
+            self.nbytes -= self._sent.popleft()[1]
+
+    def forget(self) -> None:
+        """It is found to lack what was sent: that is sent again, and counted then."""
+        self._sent.clear()
+        self.nbytes = 0
 
 
 @dataclass(slots=True)
@@ -51,6 +77,7 @@ class Progress:
     offered_at: float = -math.inf
     stepped_back_at: float = -math.inf  # when it was last found to lack what was sent before
     is_probed: bool = False  # since then nothing was confirmed: one message at a time
+    under_way: UnderWay = field(default_factory=UnderWay)
 
 
 class Leading:
@@ -127,6 +154,9 @@ class Leading:
         if verdict.index is not None:
             self._waiting.setdefault(verdict.index, {})[client] = update
             return []
+        if not self.is_established:
+            # Whether it can be applied is checked against the state, which may lack what the last epoch left.
+            return [Refuse(client, update, f"epoch {self.configuration.epoch} is not established yet", self._me)]
         if self._copy.end.index - self._copy.committed >= self._rules.uncommitted_max:
             reason = f"{self._rules.uncommitted_max} updates wait for a majority"
             return [Refuse(client, update, reason, self._me)]
@@ -193,6 +223,7 @@ class Leading:
         progress.floor = max(progress.floor, matched)
         progress.next = max(progress.next, progress.matched + 1)
         progress.is_probed = False
+        progress.under_way.confirmed(progress.matched)
         return self._send_to(peer, now, beat=False)
 
     def mismatched(self, peer: str, sent_at: float, try_after: int, now: float) -> list[Effect]:
@@ -205,6 +236,7 @@ class Leading:
             return []  # what was sent since may follow on
         progress.next, progress.floor = back, back - 1
         progress.stepped_back_at, progress.is_probed = now, True
+        progress.under_way.forget()
         return self._send_to(peer, now, beat=False)
 
     def send(self, now: float) -> list[Effect]:
@@ -233,14 +265,15 @@ class Leading:
         if progress.is_probed and progress.next > progress.floor + 1:
             room = 0  # one that cannot store would else be sent the same again and again
         entries = tail.after(progress.next - 1, min(room, rules.entries_per_append_max))
-        unconfirmed_bytes = tail.nbytes(progress.floor + 1, progress.next - 1)
-        entries = within(entries, rules.under_way_bytes_max - unconfirmed_bytes, at_least=not unconfirmed_bytes)
+        under_way_bytes = progress.under_way.nbytes
+        entries = within(entries, rules.under_way_bytes_max - under_way_bytes, at_least=not under_way_bytes)
         if not entries and not beat:
             return []
         epoch = tail.epoch_at(progress.next - 1)
         assert epoch is not None
         previous = LogEnd(epoch, progress.next - 1)
         progress.next += len(entries)
+        progress.under_way.add(entries)
         return [self._append(peer, previous, entries, now)]
 
     def _append(self, peer: str, previous: LogEnd, entries: tuple[Entry, ...], now: float) -> Send:

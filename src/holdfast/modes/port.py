@@ -203,7 +203,7 @@ class Attendance:
         return search()
 
     def collect(self) -> None:
-        """The training's state is to be saved now from the model and the optimizers."""
+        """The training's state is to be saved now from the model and the optimizers. PeerError: it is not to be had."""
 
     def opens(self, step: int, until: int) -> None:
         """Before the loop begins with this step, or ends there. `until`: the step at which it is expected to end."""

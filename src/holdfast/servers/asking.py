@@ -23,7 +23,7 @@ from holdfast.net.mailbox import Mailbox
 from holdfast.servers.connections import SLICES
 from holdfast.servers.frames import FrameStream, Head, Outgoing, encode_frame
 from holdfast.servers.ledger_line import LedgerFollower, LedgerValue, LedgerWhole
-from holdfast.servers.links import Dialled, dialler
+from holdfast.servers.links import Dialled, DialledBox, dialler
 from holdfast.servers.run_facts import RunFacts
 from holdfast.servers.wires import SILENT_S, Wire, hinted
 from holdfast.servers.worker_memory import WorkerMemory
@@ -49,6 +49,7 @@ class Ask:
     failed: Callable[[Exception], None]
     into: Sequence[memoryview] | None = None
     anywhere: bool = False  # any replica may answer
+    at: str = ""  # this server is asked, whoever the primary is
     body: memoryview = field(default_factory=lambda: memoryview(b""))
     deadline: float = 0.0
     server: str = ""  # that was asked last
@@ -91,6 +92,7 @@ class Asking:
         self._last_id = 0
         self._moved_before = 0  # bytes, over connections that are gone
         self._mailbox = Mailbox()
+        self._dialled_box = DialledBox(self._mailbox)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._mailbox.fd, selectors.EVENT_READ, None)
         self._closing = False
@@ -138,6 +140,7 @@ class Asking:
             self._cut(wire)
         for ask in self._parked:
             ask.failed(PeerError("the connection to the servers was closed"))
+        self._dialled_box.close()
         self._selector.close()
 
     def _hear_all(self) -> None:
@@ -205,6 +208,8 @@ class Asking:
     # ---- asking
 
     def _server_for(self, ask: Ask) -> str:
+        if ask.at:
+            return ask.at
         if ask.hint:
             hint, ask.hint = ask.hint, ""  # once: it may name a server that does not answer
             return hint
@@ -241,7 +246,7 @@ class Asking:
                     sock: socket.socket | None = dial()
                 except (PeerError, OSError, ValueError):
                     sock = None
-                self._mailbox.put(Dialled(server, sock, owner))
+                self._dialled_box.put(Dialled(server, sock, owner))
 
             threading.Thread(target=run, name=f"holdfast-dial-{server}", daemon=True).start()
         self._last_id += 1

@@ -24,7 +24,7 @@ from holdfast.servers.compressing import Compressor
 from holdfast.servers.cutting import Cutting, fingerprint, slices_of
 from holdfast.servers.frames import Head
 from holdfast.servers.gathering import Wanted, gather
-from holdfast.servers.log_codec import encode_configuration
+from holdfast.servers.log_codec import decode_configuration, encode_configuration
 from holdfast.servers.parameter_slice import captured_clocks, captured_pieces, join_head
 from holdfast.servers.placing import first_placement
 from holdfast.servers.port import Initial, Layout, Piece, Versions
@@ -37,6 +37,8 @@ from holdfast.trust.keys import Keys
 CREATING_S = 10.0  # a creator that has not finished after this is taken for gone
 READ_WAIT_S = 1.0  # a read waits so long on a server until it is asked again
 LOOK_S = 0.02
+ROOM_S = 5.0  # a server that has not said whether it has room after this is not waited for
+DROP_S = 5.0  # to tell servers that a capture is not needed any more; they drop it by themselves after a while
 NAMED_MAX = 3  # slices that a sentence names
 SKIP: Head = {"kind": "skip"}
 
@@ -156,13 +158,13 @@ class RemoteServers:
                 self._asking.shared_bytes = shared_memory_bytes(largest)
             self._place(ledger, plan)
             if creator:
-                self._create(initial, give_up)
+                self._create(ledger, initial, give_up)
                 return True
             while not self._is_created(give_up):
                 if time.monotonic() > give_up:
                     raise PeerError(f"the slices were not created within {timeout_s:g} s by {plan['creator']}")
                 if time.time() - plan["began"] > CREATING_S:
-                    self._create(initial, give_up)
+                    self._create(ledger, initial, give_up)
                     return True
                 time.sleep(LOOK_S)
             return False
@@ -214,12 +216,34 @@ class RemoteServers:
             value = encode_json(encode_configuration(placement[one.number]))
             ledger.compare_and_set(KEY_SLICE + name_of(one), value, expected=0)
 
-    def _create(self, initial: Initial, give_up: float) -> None:
+    def _create(self, ledger: Ledger, initial: Initial, give_up: float) -> None:
         self._sequence += 1
+        placed = {entry.key: decode_configuration(decode_json(entry.value)) for entry in ledger.read(KEY_SLICE).entries}
         for one in self.cutting.slices:  # one after the other: no more than a slice is copied at a time
+            payload = self.cutting.initial(one, initial)
+            configuration = placed.get(KEY_SLICE + name_of(one))
+            if configuration is not None:
+                self._check_room(one, payload, configuration.replicas)
             ticket = RemoteTicket(1)
-            self._asking.submit([self._push_ask(one, self.cutting.initial(one, initial), ticket, place=0)])
+            self._asking.submit([self._push_ask(one, payload, ticket, place=0)])
             ticket.wait(max(0.1, give_up - time.monotonic()))
+
+    def _check_room(self, one: Slice, payload: Answer, replicas: Sequence[str]) -> None:
+        """ConfigError if one of the servers that are to have this slice has no memory for it, and says so."""
+        ticket = RemoteTicket(len(replicas))
+        head = {"op": "room", "payload": payload.head, "nbytes": sum(view.nbytes for view in payload.views)}
+
+        def ask(number: int, server: str) -> Ask:
+            def failed(error: Exception) -> None:
+                ticket.answered(number, 0, error if isinstance(error, ConfigError) else None)
+
+            deadline = time.monotonic() + ROOM_S
+            done: Callable[[Ask, Head], None] = lambda ask, head: ticket.answered(number, 0)  # noqa: E731
+            return Ask(name_of(one), head, (), done, failed, at=server, deadline=deadline)
+
+        self._asking.submit([ask(number, server) for number, server in enumerate(replicas)])
+        with suppress(TimeoutError):
+            ticket.wait(2 * ROOM_S)
 
     def _is_created(self, give_up: float) -> bool:
         return all(head["created"] for head in self._query({"kind": "clocks"}, give_up))
@@ -342,17 +366,17 @@ class RemoteServers:
         return [answer["answer"] for answer in self._ask_each(head, give_up)]
 
     def capture(self, *, timeout_s: float) -> RemoteCapture:
-        """PeerError if servers fail all the time until then."""
+        """PeerError if servers fail all the time until then. It has to be read until then, too."""
         give_up = time.monotonic() + timeout_s
         while True:
             self._captures += 1
             token = f"{self._worker}.{self._incarnation}:{self._captures}"
             try:
                 return self._capture(token, give_up)
-            except PeerError:
+            except (PeerError, TimeoutError) as error:
                 self.drop_capture(token)
                 if time.monotonic() > give_up:
-                    raise
+                    raise PeerError(f"the slices could not be captured within {timeout_s:g} s: {error}") from error
                 time.sleep(LOOK_S)
 
     def _capture(self, token: str, give_up: float) -> RemoteCapture:
@@ -362,10 +386,10 @@ class RemoteServers:
                 newest[worker, incarnation] = max(sequence, newest.get((worker, incarnation), 0))
         limits = [[worker, incarnation, sequence] for (worker, incarnation), sequence in newest.items()]
         heads = self._ask_each({"op": "capture", "token": token, "limits": limits}, give_up)
-        return RemoteCapture(self, token, heads)
+        return RemoteCapture(self, token, heads, give_up)
 
-    def captured_slice(self, number: int, token: str) -> memoryview:
-        """The bytes of one slice of a capture. PeerError if its server is gone."""
+    def captured_slice(self, number: int, token: str, give_up: float) -> memoryview:
+        """The bytes of one slice of a capture. PeerError if its server is gone, or says nothing until then."""
         bodies: list[memoryview] = []
 
         def done(ask: Ask, head: Head) -> None:
@@ -375,13 +399,21 @@ class RemoteServers:
         ticket, one = RemoteTicket(1), self.cutting.slices[number]
         head = {"op": "captured", "token": token}
         self._asking.submit([Ask(name_of(one), head, (), done, lambda error: ticket.answered(0, 0, error))])
-        ticket.wait(self._settings.patience_s)
+        try:
+            ticket.wait(max(0.1, give_up - time.monotonic()))
+        except TimeoutError as error:
+            raise PeerError(f"what was captured of {name_of(one)} did not come in time") from error
         return bodies[0]
+
+    def drop_captured(self, number: int, token: str) -> None:
+        """This slice has been read: its server need not keep it until the others are. Nobody waits for that."""
+        head = {"op": "captured", "token": token, "drop": True}
+        name, deadline = name_of(self.cutting.slices[number]), time.monotonic() + DROP_S
+        self._asking.submit([Ask(name, head, (), lambda ask, head: None, lambda error: None, deadline=deadline)])
 
     def drop_capture(self, token: str) -> None:
         with suppress(PeerError, TimeoutError):
-            give_up = time.monotonic() + self._settings.patience_s
-            self._ask_each({"op": "captured", "token": token, "drop": True}, give_up)
+            self._ask_each({"op": "captured", "token": token, "drop": True}, time.monotonic() + DROP_S)
 
     def _ask_each(self, head: Head, give_up: float) -> list[Head]:
         """The same of all slices; their answers, without a body."""
@@ -403,18 +435,22 @@ class RemoteServers:
 
 
 class RemoteCapture:
-    """port.Capture. Its slices are read from the servers that captured them; if one of these ends, it is PeerError."""
+    """port.Capture. Its slices are read from the servers that captured them, once; if one of these ends, it is
+    PeerError."""
 
-    def __init__(self, servers: RemoteServers, token: str, heads: Sequence[Head]) -> None:
+    def __init__(self, servers: RemoteServers, token: str, heads: Sequence[Head], give_up: float) -> None:
         self._servers = servers
         self._token = token
         self._heads = heads
+        self._give_up = give_up
         self.versions: Versions = tuple(int(head["version"]) for head in heads)
         self.clocks: Mapping[str, int] = captured_clocks(heads[0]["state"])
 
     def pieces(self) -> Iterator[tuple[Segment, Piece]]:
         for number, head in enumerate(self._heads):
-            yield from captured_pieces(Payload(head["state"], self._servers.captured_slice(number, self._token)))
+            body = self._servers.captured_slice(number, self._token, self._give_up)
+            self._servers.drop_captured(number, self._token)
+            yield from captured_pieces(Payload(head["state"], body))
 
     def close(self) -> None:
         self._servers.drop_capture(self._token)

@@ -7,6 +7,7 @@
     retire     a worker   another worker is gone; answered when that is in the log
     snapshot   a server   the state as it is now
     hold       a worker   take no new update, and say which are taken
+    room       a worker   whether there is memory here for what a slice begins with
     capture    a worker   capture the state when everything up to these limits is in it
     captured   a worker   what was captured; or drop it
 
@@ -28,6 +29,7 @@ from holdfast.servers.frames import FrameStream, Head, Later
 from holdfast.servers.free_memory import free_bytes
 from holdfast.servers.holding import Limits
 from holdfast.servers.links import LOG
+from holdfast.servers.needed_memory import state_bytes
 from holdfast.servers.replica import Replica
 from holdfast.servers.replicated import INITIAL, Author
 from holdfast.servers.worker_memory import NoMemory, WorkerMemory
@@ -122,12 +124,19 @@ class Requests:
         return server.pool.get(nbytes, server.led)
 
     def _too_large(self, head: Head, nbytes: int) -> str:
-        """Why this does not fit here. What a slice begins with is kept as its state, and in its log for a while."""
+        """Why this does not fit here.
+
+        What a slice begins with is in its log for a while, and becomes its state; the optimizers' part of that comes
+        with the first step, also in the slices that are here already.
+        """
         payload = head.get("payload")
-        begins = isinstance(payload, dict) and payload.get("kind") == INITIAL
-        if not begins and nbytes < LARGE_BYTES:
+        begins = payload if isinstance(payload, dict) and payload.get("kind") == INITIAL else None
+        if begins is None and nbytes < LARGE_BYTES:
             return ""
-        free, needed = free_bytes(), 2 * nbytes if begins else nbytes
+        free, needed = free_bytes(), nbytes
+        if begins is not None:
+            free = max(0, free - sum(replica.to_come_bytes for replica in self._server.replicas.values()))
+            needed += max(nbytes, _state_bytes(begins))
         if needed <= free:
             return ""
         have = f"{self._server.me} has {free / 1e9:.2f} GB of memory left"
@@ -162,6 +171,9 @@ class Requests:
         elif operation == "retire":
             worker, incarnation = name_in(head, "worker"), whole_in(head, "incarnation")
             replica.goodbye(client, worker, incarnation, self._server.now)
+        elif operation == "room":
+            reason = self._too_large(head, whole_in(head, "nbytes"))
+            self._server.answer(client, {"refused": reason, "kind": "too large"} if reason else {})
         elif operation == "snapshot":
             replica.snapshot_asked(client)
         else:
@@ -195,11 +207,15 @@ class Requests:
         if nbytes and buffer is None and replica.leads and (reason := self._too_large(head, nbytes)):
             self._server.answer(client, {"refused": reason, "kind": "too large"})
             return
-        if nbytes and buffer is None:  # it was thrown away
+        if nbytes and buffer is None:  # it was thrown away, or left where it was
             known = replica.machine.configuration
             primary, epoch = (known.primary, known.epoch) if known is not None else ("", 0)
-            head = {"refused": "not the primary", "kind": "later", "primary": primary, "epoch": epoch}
-            self._server.answer(client, head)
+            is_full = "memory" in head and replica.leads
+            me = self._server.me
+            reason = (
+                f"{me} has no room for it among the updates that it holds" if is_full else f"{me} is not the primary"
+            )
+            self._server.answer(client, {"refused": reason, "kind": "later", "primary": primary, "epoch": epoch})
             return
         try:
             payload = fields_in(head, "payload")
@@ -211,6 +227,14 @@ class Requests:
                 buffer.release()
             raise
         replica.push(client, author, KeptPayload(payload, buffer), self._server.now)
+
+
+def _state_bytes(payload: Head) -> int:
+    """0: it is of another kind, or is going to be refused for what it is."""
+    try:
+        return state_bytes(payload)
+    except ProtocolError:
+        return 0
 
 
 def name_in(fields: Head, name: str) -> str:

@@ -1,7 +1,9 @@
 """A server's connections to the other servers: one to each, dialled when there is something to say.
 
-What cannot be sent is dropped, as a network would: the log's machine sends it again. A queue that is too long is
-dropped with its connection. Owned by the server's thread; dialling has a thread of its own, which ends with it.
+What cannot be sent is dropped, as a network would: the log's machine sends it again. A frame that comes to a queue that
+is too long is dropped. A queue of which the other side takes nothing for a while is dropped with its connection, since
+its frames hold payloads that count against what workers may push. Owned by the server's thread; dialling has a thread
+of its own, which ends with it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from holdfast.core.errors import PeerError
 from holdfast.core.words import Registration
 from holdfast.net.dialling import dial_service
 from holdfast.net.greeting import NO_NUMBER, Hello, SharedMemory
+from holdfast.net.mailbox import Mailbox
 from holdfast.servers.frames import FrameStream, Outgoing
 from holdfast.trust.keys import Keys
 
@@ -32,6 +35,30 @@ class Dialled:
     owner: object = None
 
 
+class DialledBox:
+    """A mailbox as dialling threads have it: what they have dialled when nobody takes it any more is closed."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def put(self, news: Dialled) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._mailbox.put(news)
+            elif news.sock is not None:
+                news.sock.close()
+
+    def close(self) -> None:
+        """By whoever takes from the mailbox, at the end."""
+        with self._lock:
+            self._is_closed = True
+        for news in self._mailbox.take_all():
+            if isinstance(news, Dialled) and news.sock is not None:
+                news.sock.close()
+
+
 class Link:
     def __init__(self, server: str, dial: Callable[[], socket.socket], post: Callable[[Dialled], None]) -> None:
         self.server = server
@@ -41,12 +68,27 @@ class Link:
         self._dialling = False
         self._again_at = 0.0
         self._early: list[Outgoing] = []
+        self._moved_at = 0.0  # when the other side last took something, or nothing waited for it
+        self._moved_bytes = 0
+        self._keeps_early = True  # not after a queue was dropped: it has to answer first
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Queued for the other side."""
+        return sum(frame.nbytes for frame in self._early) + (self.stream.queued_bytes if self.stream is not None else 0)
+
+    def is_stuck(self, now: float, patience_s: float) -> bool:
+        """Something waits for the other side, which has taken nothing for so long. Asked again and again."""
+        moved = self.stream.moved_bytes if self.stream is not None else 0
+        if not self.waiting_bytes or moved != self._moved_bytes:
+            self._moved_at, self._moved_bytes = now, moved
+        return now - self._moved_at > patience_s
 
     def send(self, frame: Outgoing, now: float, queue_bytes_max: int) -> bool:
         """Queue it, or drop it. True: there is a connection that has something to send."""
         if self.stream is None:
             self._knock(now)
-            if self._dialling and len(self._early) < EARLY_FRAMES_MAX:
+            if self._dialling and self._keeps_early and len(self._early) < EARLY_FRAMES_MAX:
                 self._early.append(frame)
             else:
                 frame.sent()
@@ -78,9 +120,15 @@ class Link:
             for frame in early:
                 frame.sent()
             return
+        self._keeps_early = True
         self.stream = FrameStream(sock, lambda head, nbytes: None)
         for frame in early:
             self.stream.send(frame)
+
+    def drop_queue(self) -> None:
+        """With the connection: the next frames wait for nothing until another one is there."""
+        self._keeps_early = False
+        self.close()
 
     def close(self) -> None:
         if self.stream is not None:

@@ -22,6 +22,7 @@ import xxhash
 from holdfast.core.errors import ConfigError, DivergedError, ProtocolError
 from holdfast.core.words import encode_json
 from holdfast.servers.codecs import Codec, codec_of
+from holdfast.servers.needed_memory import state_bytes
 from holdfast.servers.port import Piece
 from holdfast.servers.recipe import GroupRecipe, Recipe, Settings, settled
 from holdfast.servers.replicated import INITIAL, Answer, Author, Head, Payload
@@ -105,6 +106,12 @@ class ParameterSlice:
         self._recipe = Recipe((), ())
         self._groups: tuple[int, ...] = ()
         self._clocks: dict[str, tuple[int, int]] = {}  # worker -> incarnation and clock, of those that are counted
+        self._optimizer_bytes = 0  # that the first step takes
+
+    @property
+    def to_come_bytes(self) -> int:
+        """Of memory that the optimizers take with their first step."""
+        return self._optimizer_bytes if self._state is not None and not self._state.updates else 0
 
     @property
     def version(self) -> int:
@@ -172,6 +179,7 @@ class ParameterSlice:
         state = SliceState(values, initial.groups, initial.recipe.groups)
         state.give_optimizer_states(initial.states)
         state.updates = initial.updates
+        self._optimizer_bytes = initial.to_come_bytes
         self._state, self._segments, self._groups = state, initial.segments, initial.groups
         self._dtypes, self._recipe, self._clocks = initial.dtypes, initial.recipe, dict(initial.clocks)
 
@@ -259,6 +267,7 @@ class _Initial:
             for state in named
         ]
         next(tensors, None)
+        self.to_come_bytes = max(0, state_bytes(head) - payload.body.nbytes)
 
     def try_out(self) -> None:
         """Step the optimizers on an element of each segment: what they cannot do must not enter the log."""

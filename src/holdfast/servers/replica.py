@@ -107,6 +107,11 @@ class Replica:
     def is_established(self) -> bool:
         return self.machine.leading is not None and self.machine.leading.is_established
 
+    @property
+    def to_come_bytes(self) -> int:
+        """Of memory that the state has not taken yet, and is going to."""
+        return int(getattr(self.state, "to_come_bytes", 0))
+
     # ---- what happens
 
     def happens(self, event: m.Event, now: float) -> None:

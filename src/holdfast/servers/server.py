@@ -33,7 +33,7 @@ from holdfast.servers.durable import DurableSlices, OnDisk
 from holdfast.servers.fetching import Fetched, FetchFailed, fetch_snapshot
 from holdfast.servers.frames import FrameStream, Outgoing, encode_frame
 from holdfast.servers.ledger_line import LedgerAnswers, LedgerLine, LedgerValue, LedgerWhole
-from holdfast.servers.links import LOG, Dialled, Link, dialler
+from holdfast.servers.links import LOG, Dialled, DialledBox, Link, dialler
 from holdfast.servers.replica import Replica
 from holdfast.servers.replicated import Answer, ReplicatedState
 from holdfast.servers.run_facts import RunFacts
@@ -44,6 +44,7 @@ REPLICAS_MAX = 4096
 TELL_BYTES = 1 << 20
 COPIES_BYTES_MAX = 32 << 20  # of memory that is kept for them
 LINK_BYTES_MAX = 1 << 31  # queued to one server; the log's own bound is much lower
+STUCK_LEASES = 4  # a server that takes nothing of what is queued to it for so long is hung up on; 1: it is not there
 
 Kinds = Mapping[str, Callable[[], ReplicatedState]]
 
@@ -138,6 +139,7 @@ class SliceServer:
         self._inbound: dict[int, Inbound] = {}
         self._inbound_count = 0
         self._mailbox = Mailbox()
+        self._dialled = DialledBox(self._mailbox)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._mailbox.fd, selectors.EVENT_READ, self._mailbox)
         self._acceptor = Acceptor(
@@ -189,6 +191,7 @@ class SliceServer:
             self._hang_up(inbound)
         for link in self._links.values():
             link.close()
+        self._dialled.close()
         self._acceptor.close()
         self._selector.close()
 
@@ -231,6 +234,7 @@ class SliceServer:
             if replica.machine.is_left_over(self.now):
                 self.tell(replica.name, "replicate no more", "it is not a replica, and nobody adds it")
                 self._drop(replica.name)
+        self._hang_up_on_stuck_servers()
         self.account.look(self.now, self.replicas, self.pool.used_bytes)
         for inbound in list(self._inbound.values()):
             if inbound.stream.waits_for_room:
@@ -291,6 +295,17 @@ class SliceServer:
     def _unwatch(self, sock: socket.socket) -> None:
         if sock.fileno() >= 0 and sock in self._selector.get_map():
             self._selector.unregister(sock)
+
+    def _hang_up_on_stuck_servers(self) -> None:
+        """What is queued to a server that stands still, or is gone, must not take the room of what workers push."""
+        for link in self._links.values():
+            leases = STUCK_LEASES if link.server in self.facts.servers else 1
+            if link.is_stuck(self.now, leases * self._rules.lease_s):
+                reason = f"it takes nothing of the {link.waiting_bytes} bytes that are queued to it"
+                self.tell("all slices", f"hang up on {link.server}", reason)
+                if link.stream is not None:
+                    self._unwatch(link.stream.sock)
+                link.drop_queue()
 
     def _flush_link(self, link: Link) -> None:
         if link.stream is None:
@@ -393,7 +408,7 @@ class SliceServer:
     def send(self, peer: str, head: dict[str, Any], payloads: Sequence[KeptPayload]) -> None:
         link = self._links.get(peer)
         if link is None:
-            link = self._links[peer] = Link(peer, lambda: self._dial(peer), self._mailbox.put)
+            link = self._links[peer] = Link(peer, lambda: self._dial(peer), self._dialled.put)
         for kept in payloads:
             kept.hold()
 

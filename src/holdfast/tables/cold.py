@@ -32,7 +32,10 @@ from holdfast.tables.rows.port import HEADER_WORDS, USES_BITS, Ids, Layout, Reco
 
 CACHE_KIB = 16 * 1024
 QUERY_IDS = 500  # asked for at once
-MOVED_PART = 8  # of the rows in memory, so much goes to the disk at a time
+MOVED_PART = 8  # of the rows in memory, so much goes to the disk at a time, in small tables;
+MOVED_ROWS_MAX = 1 << 14  # in large ones so many, or twice as many as came: the shard's thread must not stand still
+LOOKED_AT_MAX = 1 << 17  # rows that are gone through at once for those that are used least,
+SAMPLED = 1 << 12  # after so many have told how old that is
 SPARE_BYTES = 32 << 20  # that stay free on the disk
 
 
@@ -55,7 +58,8 @@ class ColdTier:
 
 
 class ColdRows:
-    """`rows_in_memory`: at most so many stay there after an update, in all the shards that share the tier."""
+    """`rows_in_memory`: at most so many stay there after an update, in all the shards that share the tier; where it
+    has become much less for each, because another shard has begun, or the disk had no room, after some updates."""
 
     def __init__(self, directory: Path, rows_in_memory: int, *, shared_by: Callable[[], int] = lambda: 1) -> None:
         if rows_in_memory < MOVED_PART:
@@ -63,6 +67,8 @@ class ColdRows:
         self._rows_in_memory = rows_in_memory
         self._shared_by = shared_by
         self.marks = kernels().marks()
+        self._hand = 0  # where among the rows in memory the next ones are looked for
+        self._had = 0  # rows in memory, when the last update was done
         try:
             directory.mkdir(parents=True, exist_ok=True)
             handle, self._path = tempfile.mkstemp(dir=directory, prefix="cold-rows-", suffix=".sqlite3")
@@ -128,15 +134,35 @@ class ColdRows:
         """If there are too many rows in memory, those go to the disk that were used longest ago."""
         most = max(MOVED_PART, self._rows_in_memory // max(1, self._shared_by()))
         if len(rows) <= most:
+            self._had = len(rows)
             return
-        count = len(rows) - most + most // MOVED_PART
-        records = rows.records()
-        if not self._has_room_for(2 * count * records.strides[0]):
-            return
-        marks = marks_of(records)
-        moved = np.ascontiguousarray(records[np.argpartition(marks >> np.uint64(USES_BITS), count - 1)[:count]])
-        self._write(moved)
-        rows.remove(ids_of(moved))
+        wanted = len(rows) - most + most // MOVED_PART
+        oldest = _oldest(rows.records(), wanted)
+        left = min(wanted, max(MOVED_ROWS_MAX, 2 * (len(rows) - self._had)))
+        for _ in range(len(rows) // LOOKED_AT_MAX + 2):
+            if left <= 0:
+                break
+            moved = self._next_used_before(oldest, rows.records(), left)
+            if not len(moved):
+                continue
+            if not self._has_room_for(2 * moved.nbytes):
+                break
+            self._write(moved)
+            rows.remove(ids_of(moved))
+            left -= len(moved)
+        self._had = len(rows)
+
+    def _next_used_before(self, oldest: np.uint64, records: Records, most: int) -> Records:
+        """Of the next ones in memory those that were used then or before, the oldest of them if they are too many."""
+        if self._hand >= len(records):
+            self._hand = 0
+        looked_at = records[self._hand : self._hand + LOOKED_AT_MAX]
+        used = _used(looked_at)
+        found = np.flatnonzero(used <= oldest)
+        if len(found) > most:
+            found = found[np.argpartition(used[found], most - 1)[:most]]
+        self._hand += LOOKED_AT_MAX
+        return np.ascontiguousarray(looked_at[found])
 
     def _has_room_for(self, nbytes: int) -> bool:
         """On the disk. Looked at before, since the file has no journal that would mend half a write."""
@@ -195,6 +221,19 @@ class ColdRows:
             )
             self._rows.execute("COMMIT")
         self.marks.remove(np.ascontiguousarray(ids))
+
+
+def _used(records: Records) -> npt.NDArray[np.uint64]:
+    """By which update each was used last."""
+    found: npt.NDArray[np.uint64] = marks_of(records) >> np.uint64(USES_BITS)
+    return found
+
+
+def _oldest(records: Records, count: int) -> np.uint64:
+    """About so many were used then or before: exactly, where they are few."""
+    sampled = _used(records[:: max(1, len(records) // SAMPLED)])
+    place = min(len(sampled) - 1, count * len(sampled) // len(records))
+    return np.uint64(np.partition(sampled, place)[place])
 
 
 class _named:

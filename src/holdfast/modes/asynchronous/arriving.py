@@ -7,6 +7,7 @@ Belongs to the training thread.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +23,9 @@ from holdfast.servers.slicing import Segment
 from holdfast.servers.units_port import ServerLines, UnitsPosition
 
 OPEN_S = 60.0  # for servers that start
-CAPTURE_S = 120.0
-CAPTURES = 3
+CAPTURE_S = 120.0  # for all attempts to capture a state and read it: failing over takes a second
+CAPTURES = 3  # that the table of units has gone beyond
+GRACE_S = 30.0  # for the exchange to be through with what it was told before, and with the last attempt
 BEGUN_S = 20.0  # for whoever creates the slices to say with which unit the run begins
 LOOK_S = 0.05
 EXTRAS_S = 15.0  # for the others' extras: as long as their next step takes
@@ -95,20 +97,29 @@ def _begun(lines: ServerLines, wait: Callable[[float], None]) -> UnitsPosition:
 
 
 def collect(lines: ServerLines, exchange: UpdateExchange, state: ServedState, data: GivenSteps) -> Versions:
-    """A consistent state of all slices is in the model and its optimizers: for whoever saves it now."""
+    """A consistent state of all slices is in the model and its optimizers: for whoever saves it now.
+
+    What a primary has captured ends with it, so a capture that cannot be read is made again. PeerError if none could.
+    """
 
     def capture() -> tuple[Versions, UnitsPosition]:
-        for _ in range(CAPTURES):
-            taken = lines.parameters.capture(timeout_s=CAPTURE_S)
+        give_up, beyond, why = time.monotonic() + CAPTURE_S, 0, ""
+        while beyond < CAPTURES and (left_s := give_up - time.monotonic()) > 0:
             try:
-                standing = lines.units.standing(taken.clocks)
-                if standing is not None:
-                    state.fill_in(taken.pieces())  # the training thread waits for it
-                    return taken.versions, standing
-            finally:
-                taken.close()
-        raise PeerError("the workers were too fast for a checkpoint of all slices")
+                taken = lines.parameters.capture(timeout_s=left_s)
+                try:
+                    standing = lines.units.standing(taken.clocks)
+                    if standing is not None and time.monotonic() < give_up:
+                        state.fill_in(taken.pieces())  # the training thread waits for it
+                        return taken.versions, standing
+                    beyond, why = beyond + 1, "the workers are too fast for it"
+                finally:
+                    taken.close()
+            except PeerError as error:
+                why = error.message
+                time.sleep(LOOK_S)
+        raise PeerError(f"no state of all slices could be had: {why}")
 
-    versions, standing = exchange.call(capture, CAPTURE_S)
+    versions, standing = exchange.call(capture, CAPTURE_S + GRACE_S)
     data.begins_at = standing.next, standing.left
     return versions
