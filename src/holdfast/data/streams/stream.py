@@ -21,7 +21,8 @@ from torch.utils.data import Dataset
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.kinds import a_kind
-from holdfast.data.arrangement import Arranged, Arrangement
+from holdfast.data.arrangement import Arranged, Arrangement, CutArrangement
+from holdfast.data.epoch_cut import EpochCut
 from holdfast.data.streams.block_order import BlockOrder, Numbers
 from holdfast.data.streams.index_files import kept_index, temporary_index
 from holdfast.data.streams.packing import DocumentLengths, Packing
@@ -175,7 +176,10 @@ class _InOrder(Arrangement):
 
 def order_alone(words: Mapping[str, Any], seed: int) -> Arrangement:
     """The order of a stream whose arrangement has said these words, for somebody who has not its data."""
-    return _InOrder(None, BlockOrder(seed=seed, **words), "")
+    cut = words.get("cut")
+    order = {name: value for name, value in words.items() if name != "cut"}
+    alone = _InOrder(None, BlockOrder(seed=seed, **order), "")
+    return alone if cut is None else CutArrangement(alone, EpochCut.from_words(cut))
 
 
 class _Packed(Arrangement):
