@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
@@ -68,6 +69,9 @@ class HoldfastStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignor
         **options: Any,
     ) -> None:
         super().__init__(device="cpu" if device is None else device)
+        # To Lightning each worker is alone, whoever has started it. What it finds out by itself takes a task of Slurm
+        # for a rank of its own: it refuses --ntasks, and on the job's notice requeues the job, once for each worker.
+        self.cluster_environment = LightningEnvironment()
         self._shards = shards
         self._updates = updates
         self._spread = spread_evaluation
