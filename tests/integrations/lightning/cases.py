@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from holdfast import ConfigError
 from holdfast.data import Stream, Tokens
 from holdfast.integrations.lightning import HoldfastStrategy, run_of
+from holdfast.integrations.lightning.trainer_state import TrainerState
 from tests.integrations.pages import run_examples
 
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "logger": False}
@@ -216,6 +217,35 @@ def case_a_stream_is_shuffled_where_a_batch_has_several_updates() -> None:
     assert [len(one) for one in found] == [20] * 8 + [16] * 2 and found[::2] == found[1::2]
     used = [number for one in found[::2] for number in one]
     assert sorted(used) == [*range(96)] and used != sorted(used)
+
+
+def case_the_state_that_a_joiner_is_given_in_a_step_has_nothing_of_the_step() -> None:
+    """It is read whenever one comes, and the loops count a batch as begun before its shards are computed."""
+    states: list[Any] = []
+    told = TrainerState.__init__
+
+    def kept(state: Any, trainer: Any) -> None:
+        told(state, trainer)
+        states.append(state)
+
+    seen: list[tuple[int, ...]] = []
+
+    class Looking(Small):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            progress = states[-1].state_dict()["progress"]
+            batches = progress["epoch_loop.batch_progress"]["total"]
+            optimizer = progress["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
+            zeroed = optimizer["zero_grad"]["total"]["completed"]
+            counts = (*batches.values(), *optimizer["step"]["total"].values(), zeroed)
+            seen.append((self.trainer.global_step, *counts))
+            return super().training_step(batch, batch_idx)
+
+    TrainerState.__init__ = kept  # type: ignore[method-assign]
+    try:
+        fit(Looking(), batch_size=16, max_epochs=2, shards=4)
+    finally:
+        TrainerState.__init__ = told  # type: ignore[method-assign]
+    assert len(seen) == 2 * 6 * 4 and all(len(set(one)) == 1 for one in seen), seen[:9]
 
 
 def case_two_optimizers_by_hand() -> None:

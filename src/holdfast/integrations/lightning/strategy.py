@@ -251,6 +251,7 @@ class HoldfastStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignor
                 **self._options,
             )
         self.driver = Driver(run, goal=self._goal(done))
+        self.driver.on_asked, self.driver.on_begun = state.step_asked, state.step_begun
         self._logging = ShardLogging(trainer, data.shards)
         if not module.automatic_optimization:
             self._by_hand = ByHand(trainer, self.driver, self._logging, updates=self._times, apply=self._apply_by_hand)
