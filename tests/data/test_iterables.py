@@ -116,6 +116,37 @@ def samples_of(read: Read) -> list[Any]:
     return [sample for part in read.parts for sample in part]
 
 
+class Ordered(IterableDataset[int]):
+    """In the order of the epoch that it is told, as a loader's dataset often is."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.Random(self.epoch).sample(range(self.size), self.size))
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # torchdata 0.11 asks torch for what is
+@pytest.mark.parametrize("stateful", [False, True])
+def test_the_dataset_of_a_loader_is_told_the_epoch(stateful: bool) -> None:
+    """By a second reader, too, which begins in the middle."""
+    kind: Any = DataLoader
+    if stateful:
+        kind = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def opened() -> Reader:
+        return reader_of(kind(Ordered(12), batch_size=4), batch=None)
+
+    whole = batches_from(opened(), Position(), 9)
+    orders = [torch.cat([part for read in whole[at : at + 3] for part in read.parts]).tolist() for at in (0, 3, 6)]
+    assert orders == [random.Random(epoch).sample(range(12), 12) for epoch in range(3)]
+    again = opened().read(whole[3].after)
+    assert [part.tolist() for part in again.parts] == [part.tolist() for part in whole[4].parts]
+
+
 @pytest.mark.parametrize("kind", [Plain, Counted, Noisy, Sticky, Told])
 @pytest.mark.parametrize("size", [10, 12])
 @pytest.mark.parametrize("drop_last", [False, True])

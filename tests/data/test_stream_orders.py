@@ -202,12 +202,15 @@ def test_a_tar_gives_what_tarfile_gives(dialect: int, tmp_path: Path) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(text=st.text(alphabet="ab\n", max_size=60))
-def test_lines_are_those_that_are_not_empty(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+@given(text=st.text(alphabet="ab\r\n", max_size=60), at_once=st.integers(1, 9))
+def test_lines_are_those_that_are_not_empty(text: str, at_once: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nor have carriage returns only; wherever the pieces begin in which the file is read."""
     path = tmp_path_factory.mktemp("lines") / "x.txt"
-    path.write_text(text)
-    source = Lines(path)
-    expected = [line.encode() for line in text.split("\n") if line]
+    path.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.data.streams.sources._AT_ONCE", at_once)
+        source = Lines(path)
+    expected = [line.rstrip("\r").encode() for line in text.split("\n") if line.strip("\r")]
     assert [source.read(number) for number in range(len(source))] == expected
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import xxhash
+
+from holdfast.data.epoch_cut import EpochCut
+
 
 class Arrangement(ABC):
     """A dataset of `len()` samples an epoch, in the order that a seed gives them.
@@ -14,6 +18,7 @@ class Arrangement(ABC):
     """
 
     digest: str  # the same in workers whose data and order are the same
+    cut: EpochCut | None = None  # how an epoch is cut into steps; None: in equal ones, as the run says
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -40,8 +45,32 @@ class Arrangement(ABC):
         return found
 
 
+class CutArrangement(Arrangement):
+    """Another one, whose epochs are cut into steps that need not be equal."""
+
+    def __init__(self, arrangement: Arrangement, cut: EpochCut) -> None:
+        self._arrangement, self.cut = arrangement, cut
+        self.digest = xxhash.xxh3_128_hexdigest(repr((arrangement.digest, cut.words())).encode())
+
+    def __len__(self) -> int:
+        return len(self._arrangement)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._arrangement[number]
+
+    def numbers(self, epoch: int, start: int, stop: int) -> list[int]:
+        return self._arrangement.numbers(epoch, start, stop)
+
+    def words(self) -> dict[str, Any] | None:
+        words = self._arrangement.words()
+        assert self.cut is not None
+        return None if words is None else {**words, "cut": self.cut.words()}
+
+
 class Arranged(ABC):
     """A dataset that knows its order, given to join."""
+
+    comes_in_steps = False  # its arrangement says how large each step is
 
     @abstractmethod
     def arranged(self, seed: int, *, shuffle: bool) -> Arrangement: ...

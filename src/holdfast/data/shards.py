@@ -18,6 +18,7 @@ import torch
 
 from holdfast.core.errors import ConfigError
 from holdfast.data.arrangement import Arrangement
+from holdfast.data.epoch_cut import EpochCut
 from holdfast.data.sampling import Order, Sampling
 from holdfast.data.seeding import derive_seed
 
@@ -89,7 +90,12 @@ class ShardPlan:
 
     @cached_property
     def _has_batches(self) -> bool:
-        return self.sampling is not None and self.sampling.batches
+        """They come as such, and may have different sizes."""
+        return self.cut is not None or (self.sampling is not None and self.sampling.batches)
+
+    @cached_property
+    def cut(self) -> EpochCut | None:
+        return self.arrangement.cut if self.sampling is None and self.arrangement is not None else None
 
     @cached_property
     def samples_per_shard(self) -> int:
@@ -98,6 +104,8 @@ class ShardPlan:
     @cached_property
     def steps_per_epoch(self) -> int:
         """Where a sampler is a function of the epoch: of the first one."""
+        if self.cut is not None:
+            return self.cut.steps
         return self._steps_of(self.length if self.sampling is None else self.sampling.size)
 
     def _steps_of(self, size: int) -> int:
@@ -137,6 +145,9 @@ class ShardPlan:
     def samples_in(self, step: int) -> int:
         """Of all its shards."""
         epoch, position = self.locate(step)
+        if self.cut is not None:
+            start, stop = self.cut.bounds(position)
+            return stop - start
         if self.sampling is None or not self.sampling.batches:
             return self.batch_size
         start, stop = self.sampling.order(epoch).batch(position)
@@ -154,6 +165,10 @@ class ShardPlan:
         """The samples of shard `shard` of step `step`, in their order."""
         assert step >= 0 and 0 <= shard < self.shards, f"step {step}, shard {shard} of {self.shards}"
         epoch, position = self.locate(step)
+        if self.cut is not None and self.arrangement is not None:
+            begin, end = self.cut.bounds(position)
+            start, stop = (begin + place for place in _cut(end - begin, self.shards, shard))
+            return self.arrangement.numbers(epoch, start, stop)
         start = position * self.batch_size + shard * self.samples_per_shard
         stop = start + self.samples_per_shard
         if self.sampling is None and self.arrangement is not None:

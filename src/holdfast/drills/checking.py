@@ -6,12 +6,12 @@ every step which bits each tensor had and whose shards were added up; and the ev
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from holdfast.drills.samples import of_sampler, uneven
 from holdfast.drills.schedule import DoneFault
 from holdfast.drills.suspicion import sentence, who_came_before
 from holdfast.drills.trace import Trace, TraceEntry
@@ -261,13 +261,20 @@ def _samples(quiet: Outcome, faulty: Outcome, indices: Callable[[int, int], list
         wrong = _other_samples(quiet, faulty)
         return PromiseVerdict(name, not wrong, wrong or f"{text}, with the samples that it has in the quiet run")
     plan = faulty.trace.plan
+    if any(entry.samples for entry in faulty.history().values()):
+        entries = [one for one in faulty.trace.entries if one.worker not in faulty.liars and one.at > since]
+        wrong, found = of_sampler(quiet.history(), faulty.history(), entries, int(plan["length"]))
+        return PromiseVerdict(name, not wrong, wrong or f"{text}, {found}")
     if whose := plan.get("sampler"):
         whose = "sampler" if whose is True else whose
         return PromiseVerdict(name, True, f"{text}; which samples these have is the {whose}'s word")
     if indices is None or len(counted) * int(plan.get("batch_size", 0)) > SAMPLES_MAX:
         return PromiseVerdict(name, True, text)
-    wrong = _uneven(counted.keys(), indices, plan)
-    return PromiseVerdict(name, not wrong, wrong or f"{text}, and no sample is twice in an epoch")
+    wrong = uneven(counted.keys(), indices, plan)
+    left = "; the rest that is no batch is left out" if plan["drop_last"] else ""
+    return PromiseVerdict(
+        name, not wrong, wrong or f"{text}; no sample is twice in an epoch, and none is missing{left}"
+    )
 
 
 def _other_samples(quiet: Outcome, faulty: Outcome) -> str:
@@ -279,23 +286,6 @@ def _other_samples(quiet: Outcome, faulty: Outcome) -> str:
                 f"step {step + 1} has other samples than in the quiet run: the iterable does not give the same when it "
                 "is read again, or its position is not exact"
             )
-    return ""
-
-
-def _uneven(steps: Any, indices: Callable[[int, int], list[int]], plan: Mapping[str, Any]) -> str:
-    """What is wrong with the samples of these steps; empty: nothing. The last batch of an epoch may be filled up."""
-    length, size, drop_last = plan["length"], plan["batch_size"], plan["drop_last"]
-    per_epoch = length // size if drop_last else -(-length // size)
-    epochs: dict[int, Counter[int]] = {}
-    for step in sorted(steps):
-        used = epochs.setdefault(step // per_epoch, Counter())
-        for shard in range(plan["shards"]):
-            used.update(indices(step, shard))
-    filled = 0 if drop_last else per_epoch * size - length
-    for epoch, used in epochs.items():
-        twice = [sample for sample, times in used.items() if times > 1]
-        if len(twice) > filled:
-            return f"sample {twice[0]} was used {used[twice[0]]} times in epoch {epoch}"
     return ""
 
 

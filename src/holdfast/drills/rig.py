@@ -33,6 +33,8 @@ from holdfast.state.naming import named_state
 from holdfast.state.optimizer import by_name
 from holdfast.testing.bit_flips import flip
 
+SAMPLES_MAX = 4096  # of a step, whose numbers are written down
+
 
 class Tracer:
     """Belongs to the thread of the user's loop. A full disk costs the trace, not the training."""
@@ -57,8 +59,26 @@ class Tracer:
             self._write({"names": names, "plan": self._plan()})
         handed = self._run.plan.handed
         ahead = {"n": handed.current.digest()} if handed is not None and handed.current is not None else {}
-        self._write({"s": step, "t": round(time.time(), 6), "v": view, "d": digests, "c": counted, **ahead})
+        self._write(
+            {
+                "s": step,
+                "t": round(time.time(), 6),
+                "v": view,
+                "d": digests,
+                "c": counted,
+                **ahead,
+                **self._sampled(step),
+            }
+        )
         self._flipper.look(step)
+
+    def _sampled(self, step: int) -> dict[str, Any]:
+        """What only the worker's own sampler can say."""
+        plan = self._run.plan
+        if plan.sampling is None or plan.samples_in(step) > SAMPLES_MAX:
+            return {}
+        numbers = [number for shard in range(plan.shards) for number in plan.indices(step, shard)]
+        return {"e": plan.epoch_of(step), "i": numbers}
 
     def _leaves(self, bundles: tuple[int, ...]) -> tuple[int, ...]:
         """The shards of the plan. To the machine of a group a shard is a bundle of as many as there are ranks."""

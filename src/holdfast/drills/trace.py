@@ -27,6 +27,8 @@ class TraceEntry:
     digests: str  # of all tensors, one after another
     counted: tuple[tuple[str, tuple[int, ...]], ...]
     ahead: str = ""  # of an iterable: the digest of the samples that the next step has
+    epoch: int = 0  # with a sampler: that of the step
+    samples: tuple[int, ...] = ()  # and which it has, if they are not too many
 
 
 @dataclass
@@ -110,7 +112,8 @@ class TraceReader:
                 self.trace.plan = dict(record["plan"])
                 return None
             counted = tuple((str(member), tuple(map(int, shards))) for member, shards in record["c"])
-            bits = str(record["d"]), counted, str(record.get("n", ""))
+            sampled = int(record.get("e", 0)), tuple(map(int, record.get("i", ())))
+            bits = str(record["d"]), counted, str(record.get("n", "")), *sampled
             return TraceEntry(worker, int(record["s"]), float(record["t"]), int(record["v"]), *bits)
         except (KeyError, TypeError, ValueError, AttributeError):  # torn by a full disk
             return None

@@ -21,7 +21,7 @@ def test_case_by_case(tmp_path: Path) -> None:
 def test_a_missing_package_is_one_sentence(package: str, name: str) -> None:
     done = python(
         "-c",
-        f"import sys; sys.modules[{package!r}] = None\nimport holdfast.integrations.huggingface as it\n"
-        f"try:\n    it.{name}\nexcept it.ConfigError as error:\n    print(error)",
+        f"import sys; sys.modules[{package!r}] = None\nimport holdfast, holdfast.integrations.huggingface as it\n"
+        f"try:\n    it.{name}\nexcept holdfast.ConfigError as error:\n    print(error)",
     )
     assert f"there is no {package} here" in done.stdout and "pip install 'holdfast[huggingface]'" in done.stdout, done

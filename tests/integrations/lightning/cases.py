@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from holdfast import ConfigError
 from holdfast.data import Stream, Tokens
 from holdfast.integrations.lightning import HoldfastStrategy, run_of
+from holdfast.integrations.lightning.trainer_state import TrainerState
 from tests.integrations.pages import run_examples
 
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "logger": False}
@@ -170,6 +171,81 @@ def case_a_stream_of_token_files() -> None:
             steps = range(3 * epoch, 3 * epoch + 3)
             assert sorted(n for step in steps for shard in range(4) for n in plan.indices(step, shard)) == [*range(96)]
         assert trainer.global_step == 6 and plan.indices(0, 0) != plan.indices(3, 0)
+
+
+class _Rows:
+    """A source of rows of data()."""
+
+    identity = ("rows",)
+
+    def __len__(self) -> int:
+        return 96
+
+    def read(self, number: int) -> Any:
+        return data()[number]
+
+
+def samples_of(trainer: lightning.Trainer, first: int, stop: int) -> list[list[int]]:
+    plan = run_of(trainer).plan
+    return [[n for shard in range(plan.shards) for n in plan.indices(step, shard)] for step in range(first, stop)]
+
+
+def case_a_stream_whose_batches_do_not_come_out_even() -> None:
+    """96 samples in steps of 28: three of these and 12 that are left; each once, and in another order then."""
+    stream = Stream([_Rows()], shuffle_buffer=24, block=4)
+    trainer = fit(Small(), rows=stream, batch_size=7, accumulate_grad_batches=4, max_epochs=2)
+    assert trainer.global_step == 8
+    epochs = [samples_of(trainer, 4 * epoch, 4 * epoch + 4) for epoch in range(2)]
+    for epoch in epochs:
+        assert [len(one) for one in epoch] == [28, 28, 28, 12]
+        assert sorted(number for one in epoch for number in one) == [*range(96)]
+    assert epochs[0] != epochs[1]
+
+
+def case_limit_train_batches_counts_a_streams_batches_too() -> None:
+    stream = Stream([_Rows()], shuffle_buffer=24, block=4)
+    trainer = fit(Small(), rows=stream, batch_size=7, accumulate_grad_batches=4, max_epochs=2, limit_train_batches=5)
+    assert trainer.global_step == 4 and [len(one) for one in samples_of(trainer, 0, 4)] == [28, 7, 28, 7]
+    used = [number for one in samples_of(trainer, 0, 2) for number in one]
+    assert len(set(used)) == 35
+
+
+def case_a_stream_is_shuffled_where_a_batch_has_several_updates() -> None:
+    stream = Stream([_Rows()], shuffle_buffer=24, block=4)
+    trainer = fit(Two(), rows=stream, batch_size=20, max_epochs=1, shards=4)
+    found = samples_of(trainer, 0, 10)
+    assert [len(one) for one in found] == [20] * 8 + [16] * 2 and found[::2] == found[1::2]
+    used = [number for one in found[::2] for number in one]
+    assert sorted(used) == [*range(96)] and used != sorted(used)
+
+
+def case_the_state_that_a_joiner_is_given_in_a_step_has_nothing_of_the_step() -> None:
+    """It is read whenever one comes, and the loops count a batch as begun before its shards are computed."""
+    states: list[Any] = []
+    told = TrainerState.__init__
+
+    def kept(state: Any, trainer: Any) -> None:
+        told(state, trainer)
+        states.append(state)
+
+    seen: list[tuple[int, ...]] = []
+
+    class Looking(Small):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            progress = states[-1].state_dict()["progress"]
+            batches = progress["epoch_loop.batch_progress"]["total"]
+            optimizer = progress["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
+            zeroed = optimizer["zero_grad"]["total"]["completed"]
+            counts = (*batches.values(), *optimizer["step"]["total"].values(), zeroed)
+            seen.append((self.trainer.global_step, *counts))
+            return super().training_step(batch, batch_idx)
+
+    TrainerState.__init__ = kept  # type: ignore[method-assign]
+    try:
+        fit(Looking(), batch_size=16, max_epochs=2, shards=4)
+    finally:
+        TrainerState.__init__ = told  # type: ignore[method-assign]
+    assert len(seen) == 2 * 6 * 4 and all(len(set(one)) == 1 for one in seen), seen[:9]
 
 
 def case_two_optimizers_by_hand() -> None:

@@ -20,8 +20,8 @@ def test_case_by_case(tmp_path: Path) -> None:
 def test_a_missing_package_is_one_sentence() -> None:
     done = python(
         "-c",
-        "import sys; sys.modules['lightning'] = None\nimport holdfast.integrations.lightning as it\n"
-        "try:\n    it.HoldfastStrategy\nexcept it.ConfigError as error:\n    print(error)",
+        "import sys; sys.modules['lightning'] = None\nimport holdfast, holdfast.integrations.lightning as it\n"
+        "try:\n    it.HoldfastStrategy\nexcept holdfast.ConfigError as error:\n    print(error)",
     )
     assert "there is no lightning here" in done.stdout and "pip install 'holdfast[lightning]'" in done.stdout, done
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from holdfast.integrations.lightning import HoldfastStrategy, run_of
 from tests.harness.gate import wait_at
 
-WORKER = os.environ.get("HOLDFAST_WORKER", "")
+WORKER = os.environ.get("HOLDFAST_WORKER") or os.environ.get("SLURM_PROCID", "")
 
 
 class Small(lightning.LightningModule):

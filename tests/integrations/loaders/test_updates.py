@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from holdfast import ConfigError
+from holdfast.core.config import RunConfig
+from holdfast.data import Stream
 from holdfast.data.sampling import Sampling
+from holdfast.engine.api.planning import planned
 from holdfast.integrations.loaders.evaluating import Batches, can_be_shared_out
 from holdfast.integrations.loaders.updates import Updates, training_data
 
@@ -50,6 +53,81 @@ def test_every_sample_is_in_one_update(
     whole = batch * accumulation
     if whole >= shards:
         assert all(len(update) == whole for update in updates[:-1])
+
+
+class Numbers:
+    """A source whose sample n is n."""
+
+    identity = ("Numbers",)
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self, number: int) -> int:
+        return number
+
+
+@given(
+    samples=st.integers(1, 120),
+    batch=st.integers(1, 16),
+    accumulation=st.integers(1, 5),
+    shards=st.integers(1, 9),
+    drop_last=st.booleans(),
+    most=st.none() | st.integers(1, 12),
+    times=st.integers(1, 3),
+)
+def test_a_stream_is_cut_into_the_updates_that_other_datasets_are(
+    samples: int, batch: int, accumulation: int, shards: int, drop_last: bool, most: int | None, times: int
+) -> None:
+    """Every sample of its epoch once, in its own order, which is another one in the next; with limit and drop_last."""
+    stream = Stream([Numbers(samples)], shuffle_buffer=16, block=2)
+    loader = DataLoader(stream, batch_size=batch, drop_last=drop_last)
+    ways = {"accumulation": accumulation, "shards": shards, "batches_max": most, "times": times}
+    expected = [len(update) for update in Updates(loader.batch_sampler, **ways)]
+    if not expected or min(expected) < shards:
+        with pytest.raises(ConfigError, match="fewer than the"):
+            training_data(loader, **ways)
+        return
+    data = training_data(loader, **ways)
+    config = RunConfig(batch_size=shards, shards=shards, seed=3, length=samples, parameters=1)
+    plan = planned(config, data.dataset, None, None, None)[1]
+    assert data.steps_per_epoch == plan.steps_per_epoch == len(expected)
+    for epoch in range(2):
+        steps = range(plan.first_step(epoch), plan.first_step(epoch + 1))
+        found = [[n for shard in range(shards) for n in plan.indices(step, shard)] for step in steps]
+        assert [len(one) for one in found] == expected == [plan.samples_in(step) for step in steps]
+        once = [number for one in found[::times] for number in one]
+        assert once == stream.arranged(3, shuffle=True).numbers(epoch, 0, len(once))
+        assert all(found[place] == found[place // times * times] for place in range(len(found)))
+        for step in steps:
+            assert sum(plan.weight(step, shard) for shard in range(shards)) == pytest.approx(shards)
+
+
+def test_a_streams_order_is_not_taken_for_anothers() -> None:
+    stream = Stream([Numbers(40)])
+    weighted = torch.utils.data.WeightedRandomSampler([1.0] * 40, 40)
+    for loader in (
+        DataLoader(stream, batch_size=4, sampler=weighted),
+        DataLoader(stream, batch_size=4, sampler=RandomSampler(range(40), replacement=True)),
+    ):
+        with pytest.raises(ConfigError, match="which has its own order"):
+            training_data(loader, accumulation=1, shards=4)
+    assert training_data(DataLoader(stream, batch_size=4, shuffle=True), accumulation=1, shards=4).steps_per_epoch == 10
+
+
+def test_what_a_batch_sampler_drops_is_dropped() -> None:
+    """As accelerate builds a loader anew: around a batch sampler, with no drop_last of its own."""
+    stream = Stream([Numbers(43)])
+    loader = DataLoader(stream, batch_sampler=BatchSampler(RandomSampler(stream), 4, True))
+    assert not loader.drop_last
+    data = training_data(loader, accumulation=1, shards=4)
+    plan = planned(RunConfig(batch_size=4, shards=4, seed=3, length=43, parameters=1), data.dataset, None, None, None)[
+        1
+    ]
+    assert data.steps_per_epoch == 10 and [plan.samples_in(step) for step in range(10)] == [4] * 10
 
 
 def test_no_more_batches_than_asked_for() -> None:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from holdfast.integrations.ray.supervising import RAISES_MAX, STRAGGLE_S, AskToLeave, RunEnd, Start, Supervision
+from holdfast.integrations.ray.supervising import (
+    RAISES_MAX,
+    ROOM_AGAIN_S,
+    ROOM_S,
+    STRAGGLE_S,
+    AskToLeave,
+    End,
+    RunEnd,
+    Start,
+    Supervision,
+    TellOfRoom,
+)
 
 
 def begun(workers: int = 3) -> Supervision:
     supervision = Supervision(workers)
     assert supervision.tick(0.0) == [Start(slot) for slot in range(workers)]
     assert supervision.tick(0.0) == []
+    for slot in range(workers):
+        supervision.placed(slot)
     return supervision
 
 
@@ -42,10 +55,55 @@ def test_the_run_is_over_when_all_have_come_to_the_end() -> None:
     assert supervision.tick(2.0) == [RunEnd("finished")]
 
 
-def test_stragglers_are_not_waited_for_for_ever() -> None:
+def test_who_does_not_get_on_is_not_waited_for_for_ever() -> None:
     supervision = begun()
     supervision.returned(1, 1.0)
-    assert supervision.tick(STRAGGLE_S) == [] and supervision.tick(1.0 + STRAGGLE_S) == [RunEnd("finished")]
+    supervision.heard(0, 7, 1.0, through=True)
+    supervision.heard(2, 7, 1.0, through=False)
+    assert supervision.tick(STRAGGLE_S) == [] and supervision.tick(1.0 + STRAGGLE_S) == [End(2)]
+    supervision.died(2, 1.0 + STRAGGLE_S)
+    assert supervision.tick(2.0 + STRAGGLE_S) == []
+    supervision.returned(0, 9 * STRAGGLE_S)
+    assert supervision.tick(9 * STRAGGLE_S) == [RunEnd("finished")]
+
+
+def test_who_evaluates_or_saves_behind_its_loop_has_as_long_as_it_takes() -> None:
+    """It may be the leader, whose value is the launch's."""
+    supervision = begun(2)
+    supervision.returned(1, 1.0)
+    supervision.heard(0, 40, 2.0, through=True)
+    for minutes in range(1, 60):
+        assert supervision.tick(minutes * 60.0) == []
+    supervision.returned(0, 3600.0)
+    assert supervision.tick(3600.0) == [RunEnd("finished")]
+
+
+def test_who_goes_on_training_is_waited_for() -> None:
+    supervision = begun(2)
+    supervision.returned(1, 0.0)
+    for minutes in range(1, 10):
+        supervision.heard(0, minutes, minutes * 60.0 - 1.0, through=False)
+        assert supervision.tick(minutes * 60.0) == []
+    assert supervision.tick(9 * 60.0 - 1.0 + STRAGGLE_S) == [End(0)]
+
+
+def test_a_stop_bounds_what_comes_behind_a_loop_too() -> None:
+    supervision = begun(2)
+    supervision.returned(1, 1.0)
+    supervision.heard(0, 40, 2.0, through=True)
+    supervision.stop("Ctrl-C", 100.0)
+    assert supervision.tick(99.0 + STRAGGLE_S) == []
+    assert supervision.tick(100.0 + STRAGGLE_S) == [RunEnd("finished")]
+
+
+def test_who_has_no_place_is_told_of_after_a_while_and_again() -> None:
+    supervision = Supervision(3)
+    supervision.tick(0.0)
+    supervision.placed(1)
+    assert supervision.tick(ROOM_S - 1) == []
+    assert supervision.tick(ROOM_S) == [TellOfRoom((0, 2))] and supervision.tick(ROOM_S + 1) == []
+    supervision.placed(0)
+    assert supervision.tick(ROOM_S + ROOM_AGAIN_S) == [TellOfRoom((2,))]
 
 
 def test_a_function_that_fails_everywhere_ends_it() -> None:

@@ -36,7 +36,7 @@ def test_fit_case_by_case(tmp_path: Path) -> None:
 )
 def test_a_missing_package_is_one_sentence(module: str, package: str, name: str) -> None:
     code = BLOCKED.format(package=package, module=module)
-    code += f"try:\n    it.{name}\nexcept it.ConfigError as error:\n    print(error)"
+    code += f"import holdfast\ntry:\n    it.{name}\nexcept holdfast.ConfigError as error:\n    print(error)"
     done = python("-c", code)
     assert f"there is no {package} here" in done.stdout and f"pip install 'holdfast[{module}]'" in done.stdout, done
 

@@ -187,7 +187,8 @@ class Reader:
         self._begin(position.epoch)
 
     def _begin(self, epoch: int) -> Iterator[Any]:
-        tell_epoch(self._iterable, epoch)
+        for one in _layers(self._iterable):
+            tell_epoch(one, epoch)
         seed_everything(derive_seed(self._seed, "open", epoch))
         self._iterator = iter(self._iterable)
         return self._iterator
@@ -238,6 +239,16 @@ def is_iterable(dataset: Any) -> bool:
     return (
         hasattr(dataset, "__iter__") and not by_number and not isinstance(dataset, type | str | bytes | set | frozenset)
     )
+
+
+def _layers(iterable: Any) -> Iterator[Any]:
+    """It, and what a loader reads: the order of an epoch may be the dataset's, and its loader knows of none."""
+    yield iterable
+    for _ in range(_DEPTH_MAX):
+        if not isinstance(iterable, DataLoader):
+            return
+        iterable = iterable.dataset
+        yield iterable
 
 
 def shuffles_in_a_buffer(iterable: Any) -> bool:

@@ -1,12 +1,14 @@
 """The order of a stream's epoch: blocks of neighbouring samples permuted, then samples shuffled in bounded windows.
 
 Samples are numbered in the order of the sources. A source is cut into blocks of `block` samples; an epoch permutes all
-blocks, and shuffles the samples of each `window // block` blocks that then follow each other. So a window's samples
-come from as many places of the data as it has blocks, and to find the sample in any place of an epoch takes the
-permutation of blocks and one window.
+blocks, and shuffles the samples of as many blocks that then follow each other as make at most a window. So a window's
+samples come from as many places of the data as it has blocks, and to find the sample in any place of an epoch takes the
+permutation of blocks and one window. A block that is larger than a window is several windows, which follow each other:
+what reads it goes through it once.
 
 Invariants: what is in a place depends on nothing but the sizes, block, window, seed and epoch; each sample is in one
-place of an epoch. Owns caches of two epochs and a few windows, which change no result. Reads nothing.
+place of an epoch; no window has more than `window` samples. Owns caches of two epochs and a few windows, which change
+no result. Reads nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +29,13 @@ _CACHED_WINDOWS = 4  # and into the next window
 
 @dataclass(frozen=True)
 class EpochBlocks:
-    """The blocks of an epoch in their order. `window_ends`: how many samples the windows up to each have."""
+    """The blocks of an epoch in their order; those that are larger than a window in parts.
+
+    `firsts`: which block each window begins with. `window_ends`: how many samples the windows up to each have.
+    """
 
     blocks: Numbers
+    firsts: Numbers
     window_ends: Numbers
 
 
@@ -41,8 +47,10 @@ class BlockOrder:
         self.block, self.window, self.shuffle = block, window, shuffle
         self.length = sum(self.sizes)
         self._seed = seed
-        self.blocks_per_window = max(1, window // block)
-        self.starts, self.counts = _blocks(self.sizes, block)
+        self._window_most = max(1, window)
+        whole = _blocks(self.sizes, block)[1]
+        self._parts = -(-whole // self._window_most)  # of each block
+        self.starts, self.counts = _blocks(whole, self._window_most)
         self._epochs: dict[int, EpochBlocks] = {}
         self._windows: dict[tuple[int, int], Numbers] = {}
 
@@ -65,25 +73,38 @@ class BlockOrder:
         found = self._epochs.get(epoch)
         if found is None:
             if self.shuffle:
-                blocks = _permutation(len(self.starts), derive_seed(self._seed, "blocks", epoch))
+                blocks = self._in_parts(_permutation(len(self._parts), derive_seed(self._seed, "blocks", epoch)))
             else:
                 blocks = numpy.arange(len(self.starts), dtype=numpy.int64)
-            ends = self.up_to_windows(self.counts[blocks])
-            found = _keep(self._epochs, epoch, EpochBlocks(blocks, ends), _CACHED_EPOCHS)
+            ends = numpy.cumsum(self.counts[blocks])
+            firsts = _firsts(ends, self._window_most)
+            window_ends = numpy.append(ends[firsts[1:] - 1], ends[-1:])
+            found = _keep(self._epochs, epoch, EpochBlocks(blocks, firsts, window_ends), _CACHED_EPOCHS)
         return found
 
-    def up_to_windows(self, of_blocks: Numbers) -> Numbers:
-        """Of something that is counted for each block of an epoch: how much the windows up to each have."""
-        firsts = numpy.arange(0, len(of_blocks), self.blocks_per_window)
-        sums: Numbers = numpy.cumsum(numpy.add.reduceat(of_blocks, firsts)) if len(firsts) else of_blocks
+    def _in_parts(self, blocks: Numbers) -> Numbers:
+        """The numbers of the blocks' parts."""
+        parts = self._parts[blocks]
+        before = numpy.cumsum(parts) - parts
+        first_parts = (numpy.cumsum(self._parts) - self._parts)[blocks]
+        found: Numbers = numpy.repeat(first_parts - before, parts) + numpy.arange(int(parts.sum()))
+        return found
+
+    def up_to_windows(self, epoch: int, of_blocks: Numbers) -> Numbers:
+        """Of something that is counted for each block of `starts`: how much the windows up to each have."""
+        found = self.epoch_blocks(epoch)
+        sums: Numbers = of_blocks[:0]
+        if len(found.firsts):
+            sums = numpy.cumsum(numpy.add.reduceat(of_blocks[found.blocks], found.firsts))
         return sums
 
     def window_numbers(self, epoch: int, window: int) -> Numbers:
         """All samples of a window, in their order."""
         found = self._windows.get((epoch, window))
         if found is None:
-            first = window * self.blocks_per_window
-            blocks = self.epoch_blocks(epoch).blocks[first : first + self.blocks_per_window]
+            of_epoch = self.epoch_blocks(epoch)
+            first, last = [*of_epoch.firsts[window : window + 2].tolist(), len(of_epoch.blocks)][:2]
+            blocks = of_epoch.blocks[first:last]
             counts = self.counts[blocks]
             before = numpy.cumsum(counts) - counts
             samples = numpy.repeat(self.starts[blocks] - before, counts) + numpy.arange(int(counts.sum()))
@@ -96,7 +117,18 @@ class BlockOrder:
         return {**self.__dict__, "_epochs": {}, "_windows": {}}
 
 
-def _blocks(sizes: Sequence[int], block: int) -> tuple[Numbers, Numbers]:
+def _firsts(ends: Numbers, most: int) -> Numbers:
+    """With which block each window begins, where each has as many blocks as make at most so many samples."""
+    firsts = []
+    block = done = 0
+    while block < len(ends):
+        firsts.append(block)
+        block = int(numpy.searchsorted(ends, done + most, side="right"))
+        done = int(ends[block - 1])
+    return numpy.array(firsts, dtype=numpy.int64)
+
+
+def _blocks(sizes: Sequence[int] | Numbers, block: int) -> tuple[Numbers, Numbers]:
     """Where each block begins, and how many samples it has: the last one of a source may have fewer."""
     of_sources = numpy.array(sizes, dtype=numpy.int64)
     blocks = -(-of_sources // block)

@@ -20,7 +20,7 @@ import xxhash
 from holdfast.core.errors import ConfigError
 from holdfast.data.streams.block_order import Numbers
 
-_MAGIC = 0x484F_4C44_4958_3031  # "HOLDIX01": of another layout, another number
+_MAGIC = 0x484F_4C44_4958_3032  # "HOLDIX02": of another layout, or other samples of the same data, another number
 _HEAD = 4  # numbers before the index itself: magic, size and time of the data, how many numbers follow
 
 

@@ -36,8 +36,13 @@ class DocumentLengths:
 
     def of_blocks(self, order: BlockOrder) -> Numbers:
         """Tokens of each block of the order, which does not cut across sources."""
-        starts = [(lengths, numpy.arange(0, len(lengths), order.block)) for lengths in self._of_sources if len(lengths)]
-        return numpy.concatenate([numpy.add.reduceat(lengths, firsts) for lengths, firsts in starts])
+        sums, first = [numpy.empty(0, dtype=numpy.int64)], 0
+        for lengths, end in zip(self._of_sources, self._ends.tolist(), strict=True):
+            firsts = order.starts[numpy.searchsorted(order.starts, first) : numpy.searchsorted(order.starts, end)]
+            if len(firsts):
+                sums.append(numpy.add.reduceat(lengths, firsts - first))
+            first = end
+        return numpy.concatenate(sums)
 
 
 class Packing:
@@ -67,7 +72,7 @@ class Packing:
     def _window_ends(self, epoch: int) -> Numbers:
         found = self._epochs.get(epoch)
         if found is None:
-            found = self._order.up_to_windows(self._of_blocks[self._order.epoch_blocks(epoch).blocks])
+            found = self._order.up_to_windows(epoch, self._of_blocks)
             _make_room(self._epochs)
             self._epochs[epoch] = found
         return found

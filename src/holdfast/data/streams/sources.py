@@ -1,8 +1,9 @@
 """Sources of samples: files of which sample n can be read by itself. Lines, tar shards, and tokens.
 
-A source has a length and `read(number)`. `identity` says what makes it another one for the run: not its path, which may
-differ from host to host. Files are opened when they are read, at most `_OPEN_MAX` at a time in a process, and read by
-position, so that forked loader processes do not disturb each other. Owns these open files.
+A source has a length and `read(number)`. `identity` says what makes it another one for the run: the file's base name,
+size and some of its content, not its path, which may differ from host to host. Files are opened when they are read, at
+most `_OPEN_MAX` at a time in a process, and read by position, so that forked loader processes do not disturb each
+other. Owns these open files.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from holdfast.core.errors import ConfigError
 from holdfast.data.streams.block_order import Numbers
+from holdfast.data.streams.data_files import UNCHANGED, DataFile
 from holdfast.data.streams.index_files import kept_index
 from holdfast.data.streams.tar_members import NotATar, key_and_part, members
 
@@ -42,24 +44,32 @@ class OpenFiles:
     """Files that are open for reading in this process, the last used ones."""
 
     def __init__(self) -> None:
-        self._files: dict[Path, int] = {}
+        self._files: dict[DataFile, int] = {}
 
-    def read(self, path: Path, start: int, stop: int) -> bytes:
-        descriptor = self._files.get(path)
+    def read(self, file: DataFile, start: int, stop: int) -> bytes:
+        descriptor = self._files.get(file)
         if descriptor is None:
             while len(self._files) >= _OPEN_MAX:
                 os.close(self._files.pop(next(iter(self._files))))
-            descriptor = self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = self._files[file] = self._opened(file, stop)
         found = os.pread(descriptor, stop - start, start)
         while len(found) < stop - start:
             more = os.pread(descriptor, stop - start - len(found), start + len(found))
             if not more:
                 raise ConfigError(
-                    f"{path} ends at byte {start + len(found)}, and its index knows samples up to byte {stop}",
-                    hint="a stream's files must not change during a run: begin another one over the files as they are",
+                    f"{file.path} ends at byte {start + len(found)}, and its index knows samples up to byte {stop}",
+                    hint=UNCHANGED,
                 )
             found += more
         return found
+
+    def _opened(self, file: DataFile, stop: int) -> int:
+        """The file that the source has indexed, not one that has come to its path since."""
+        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        if not file.is_in(descriptor) and os.fstat(descriptor).st_size >= stop:  # where it is too short, that is said
+            os.close(descriptor)
+            raise file.changed()
+        return descriptor
 
 
 _FILES = OpenFiles()
@@ -71,7 +81,8 @@ class _Indexed:
     _kind = ""
 
     def __init__(self, path: str | os.PathLike[str], *, index: str | os.PathLike[str] | None = None) -> None:
-        self.path = Path(path)
+        self.file = DataFile.found(Path(path))
+        self.path = self.file.path
         self._directory = None if index is None else Path(index)
         self._starts = self._open()
 
@@ -83,19 +94,20 @@ class _Indexed:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        return (type(self).__name__, len(self), int(self._starts[-1]))
+        return (type(self).__name__, *self.file.identity, len(self))
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
     def _bytes(self, number: int) -> bytes:
-        return _FILES.read(self.path, int(self._starts[number]), int(self._starts[number + 1]))
+        return _FILES.read(self.file, int(self._starts[number]), int(self._starts[number + 1]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_starts": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.file.check()
         self._starts = self._open()
 
 
@@ -109,15 +121,24 @@ class Lines(_Indexed):
 
     def _find(self) -> Iterator[Numbers]:
         start = done = 0
+        blank = True  # of the line that is not at its end yet: it has nothing, or carriage returns only
         with self.path.open("rb") as file:
             while chunk := file.read(_AT_ONCE):
-                ends = numpy.flatnonzero(numpy.frombuffer(chunk, dtype=numpy.uint8) == ord("\n")) + done
-                done += len(chunk)
+                data = numpy.frombuffer(chunk, dtype=numpy.uint8)
+                ends = numpy.flatnonzero(data == ord("\n"))
                 if len(ends):
-                    starts = numpy.concatenate(([start], ends[:-1] + 1))
-                    yield starts[ends > starts]
-                    start = int(ends[-1]) + 1
-        yield numpy.array([start, done] if start < done else [done], dtype=numpy.int64)
+                    begins = numpy.concatenate(([0], ends[:-1] + 1))
+                    full = ends > begins
+                    for line in numpy.flatnonzero(full & (data[begins] == ord("\r"))).tolist():
+                        full[line] = bool(chunk[begins[line] : ends[line]].strip(b"\r"))
+                    full[0] |= not blank
+                    starts = begins + done
+                    starts[0] = start
+                    yield starts[full]
+                    start, blank = done + int(ends[-1]) + 1, True
+                blank = blank and not chunk[start - done if len(ends) else 0 :].strip(b"\r")
+                done += len(chunk)
+        yield numpy.array([done] if blank else [start, done], dtype=numpy.int64)
 
 
 class Tar(_Indexed):
@@ -141,12 +162,20 @@ class Tar(_Indexed):
     def _find(self) -> Iterator[Numbers]:
         starts: list[int] = []
         key, end = None, 0
+        parts: set[str] = set()
         try:
-            for member in members(lambda start, stop: _FILES.read(self.path, start, stop), self.path.stat().st_size):
+            for member in members(lambda start, stop: _FILES.read(self.file, start, stop), self.file.size):
                 named = key_and_part(member.name)
                 if named is not None and named[0] != key:
                     key = named[0]
                     starts.append(member.header)
+                    parts.clear()
+                if named is not None and named[1] in parts:
+                    raise ConfigError(
+                        f"{self.path} has {member.name} twice in a row of files with one key, which are one sample",
+                        hint="give each sample a key of its own, or put another sample between the two",
+                    )
+                parts.update(named[1:] if named is not None else ())
                 end = member.end
                 if len(starts) >= _STARTS_AT_ONCE:
                     yield numpy.array(starts, dtype=numpy.int64)
@@ -173,7 +202,8 @@ class Tokens:
                 f"the tokens have length={length!r:.40} and overlap={overlap!r:.40}",
                 hint="length counts the tokens of a sample, and overlap those that the next one has as well: 0 or 1",
             )
-        self.path, self._length, self._overlap, self._type = Path(path), length, overlap, dtype
+        self.file = DataFile.found(Path(path))
+        self.path, self._length, self._overlap, self._type = self.file.path, length, overlap, dtype
         self._tokens = self._open()
 
     def _open(self) -> numpy.ndarray[Any, Any]:
@@ -195,7 +225,7 @@ class Tokens:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        return ("Tokens", len(self._tokens), str(self._tokens.dtype), self._length, self._overlap)
+        return ("Tokens", *self.file.identity, str(self._tokens.dtype), self._length, self._overlap)
 
     def __len__(self) -> int:
         return max(0, (len(self._tokens) - self._overlap) // self._length)
@@ -209,4 +239,5 @@ class Tokens:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.file.check()
         self._tokens = self._open()

@@ -21,11 +21,12 @@ from torch.utils.data import Dataset
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.kinds import a_kind
-from holdfast.data.arrangement import Arranged, Arrangement
+from holdfast.data.arrangement import Arranged, Arrangement, CutArrangement
+from holdfast.data.epoch_cut import EpochCut
 from holdfast.data.streams.block_order import BlockOrder, Numbers
 from holdfast.data.streams.index_files import kept_index, temporary_index
 from holdfast.data.streams.packing import DocumentLengths, Packing
-from holdfast.data.streams.parquet import Parquet
+from holdfast.data.streams.parquet import KeptRows, Parquet
 from holdfast.data.streams.sources import Lines, Source, Tar
 
 _BLOCKS = 64  # of a window, unless it is said otherwise: so many places of the data it has samples from
@@ -45,8 +46,9 @@ class Stream(Dataset[Any], Arranged):
 
     A path is of a tar or a Parquet file if it ends so, and of a file with a sample a line otherwise. `decode` makes of
     what the source gives what the training needs. Samples are shuffled in windows of at most `shuffle_buffer`, which
-    come from blocks of `block` neighbours; 0 leaves them as they are. With `pack`, decode gives a document's tokens,
-    and a sample is `pack` of them. `index` is a directory for the indices, which are kept beside the data else.
+    come from blocks of `block` neighbours, and from one where that is larger; 0 leaves them as they are. With `pack`,
+    decode gives a document's tokens, and a sample is `pack` of them. `index` is a directory for the indices, which are
+    kept beside the data else.
     """
 
     def __init__(
@@ -68,20 +70,18 @@ class Stream(Dataset[Any], Arranged):
         self._sources = list(_opened(sources, self._index))
         self._decode = decode
         self._window = shuffle_buffer
-        self._block = self._block_of(shuffle_buffer) if block is None else block
+        wanted = max(1, shuffle_buffer // _BLOCKS) if block is None else block
+        self._runs = [run for source in self._sources for run in _runs(source, wanted)]
+        self._block = max([wanted, *(_read_at_once(source, block) for source in self._sources)])
+        kept = KeptRows(shuffle_buffer)
         for source in self._sources:
             if isinstance(source, Parquet):
-                source.keep(-(-max(1, shuffle_buffer) // self._block) + 1)
+                source.keep_in(kept)
         self._ends = list(accumulate(len(source) for source in self._sources))
         self._pack = pack
         self._lengths = None if pack is None else DocumentLengths([self._measured(one) for one in self._sources])
         self._documents: dict[int, Any] = {}
         self._in_line = None if pack is None else self._packing(self._order(0, shuffle=False))
-
-    def _block_of(self, shuffle_buffer: int) -> int:
-        """As much as its sources read at once; or so much that a window has samples from many places."""
-        read_at_once = max((getattr(source, "block", 1) for source in self._sources), default=1)
-        return max(1, shuffle_buffer // _BLOCKS, read_at_once)
 
     def __len__(self) -> int:
         if self._pack is not None and self._lengths is not None:
@@ -129,8 +129,7 @@ class Stream(Dataset[Any], Arranged):
         return found
 
     def _order(self, seed: int, *, shuffle: bool) -> BlockOrder:
-        sizes = [len(source) for source in self._sources]
-        return BlockOrder(sizes, block=self._block, window=self._window, seed=seed, shuffle=shuffle)
+        return BlockOrder(self._runs, block=self._block, window=self._window, seed=seed, shuffle=shuffle)
 
     def _packing(self, order: BlockOrder) -> Packing:
         assert self._lengths is not None and self._pack is not None
@@ -177,7 +176,10 @@ class _InOrder(Arrangement):
 
 def order_alone(words: Mapping[str, Any], seed: int) -> Arrangement:
     """The order of a stream whose arrangement has said these words, for somebody who has not its data."""
-    return _InOrder(None, BlockOrder(seed=seed, **words), "")
+    cut = words.get("cut")
+    order = {name: value for name, value in words.items() if name != "cut"}
+    alone = _InOrder(None, BlockOrder(seed=seed, **order), "")
+    return alone if cut is None else CutArrangement(alone, EpochCut.from_words(cut))
 
 
 class _Packed(Arrangement):
@@ -194,6 +196,27 @@ class _Packed(Arrangement):
 
     def numbers(self, epoch: int, start: int, stop: int) -> list[int]:
         return list(range(epoch * len(self) + start, epoch * len(self) + stop))
+
+
+def _runs(source: Source, block: int) -> Iterator[int]:
+    """How many samples each piece of a source has that no block reaches out of: row groups, small ones together."""
+    if not isinstance(source, Parquet):
+        yield len(source)
+        return
+    run = 0
+    for group in source.groups:
+        if run and run + group > block:
+            yield run
+            run = 0
+        run += group
+    yield run
+
+
+def _read_at_once(source: Source, block: int | None) -> int:
+    """Samples of a block at least. What a class of one's own says yields to what was asked for; a file cannot."""
+    if isinstance(source, Parquet):
+        return max(source.groups, default=1)
+    return int(getattr(source, "block", 1)) if block is None else 1
 
 
 def _opened(given: Any, index: Path | None) -> Iterator[Source]:

@@ -27,6 +27,7 @@ from holdfast.state.objects import object_bytes, object_from_bytes
 def samples_of_step(batch_size: Any, batch_sampler: Any, dataset: Any, shards: Any) -> Any:
     """As the run's settings begin with it: where batches come as such, one sample a shard stands for them."""
     comes_in_batches = batch_size is None and is_iterable(dataset)
+    comes_in_batches |= batch_size is None and isinstance(dataset, Arranged) and dataset.comes_in_steps
     return shards if batch_sampler is not None or comes_in_batches else batch_size
 
 
@@ -57,6 +58,8 @@ def planned(
     elif isinstance(dataset, Arranged):
         arrangement = dataset.arranged(seed, shuffle=config.shuffle)
         config = replace(config, order=arrangement.digest)
+        if arrangement.cut is not None:
+            config = replace(config, batches=True, batch_size=arrangement.cut.largest)
     cut = {one.name: getattr(config, one.name) for one in fields(ShardPlan) if hasattr(config, one.name)}
     return config, ShardPlan(**cut, sampling=sampling, arrangement=arrangement).validate()
 

@@ -150,6 +150,12 @@ def newest_run() -> Run | None:
     return edges[-1]._run if edges else None
 
 
+def progress_of_newest() -> tuple[int, bool]:
+    """From any thread: the step of the newest run, and whether its loop over steps has come to its end."""
+    run = newest_run()
+    return (0, False) if run is None else (run.step, run.is_closed or run.is_between_loops)
+
+
 def ask_to_leave() -> bool:
     """As SIGTERM does, from any thread of this process. False: it is no worker, or not any more."""
     edges = [edge for edge in _taken.values() if not edge.has_left]

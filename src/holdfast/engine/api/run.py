@@ -306,6 +306,11 @@ class Run:
     def is_closed(self) -> bool:
         return self._closed
 
+    @property
+    def is_between_loops(self) -> bool:
+        """Whether a loop over steps has come to its end, and no other has begun."""
+        return self._ending.at is not None
+
     def close(self, *, failed: bool = False, at_exit: bool = False) -> None:
         """Leave the run. Called when the script ends; calling it again does nothing.
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
@@ -68,6 +69,9 @@ class HoldfastStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignor
         **options: Any,
     ) -> None:
         super().__init__(device="cpu" if device is None else device)
+        # To Lightning each worker is alone, whoever has started it. What it finds out by itself takes a task of Slurm
+        # for a rank of its own: it refuses --ntasks, and on the job's notice requeues the job, once for each worker.
+        self.cluster_environment = LightningEnvironment()
         self._shards = shards
         self._updates = updates
         self._spread = spread_evaluation
@@ -247,6 +251,7 @@ class HoldfastStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignor
                 **self._options,
             )
         self.driver = Driver(run, goal=self._goal(done))
+        self.driver.on_asked, self.driver.on_begun = state.step_asked, state.step_begun
         self._logging = ShardLogging(trainer, data.shards)
         if not module.automatic_optimization:
             self._by_hand = ByHand(trainer, self.driver, self._logging, updates=self._times, apply=self._apply_by_hand)

@@ -1,8 +1,9 @@
 """What a Lightning trainer knows beside the model and its optimizers, as one extra that travels with the snapshot.
 
-Progress of its loops, schedulers, what callbacks remember, metrics so far. It is read at one place of the loop: when
-the next batch is asked for, or when the fit has come to its end. Times and paths are not in it, which differ between
-workers; where files are written is, once all have taken the first worker's. Owns nothing.
+Progress of its loops, schedulers, what callbacks remember, metrics so far. It is that of one place of the loop: where
+the next batch is asked for, or where the fit has come to its end. In a step the loops count further, each worker at its
+own pace, and the state may be read then too: so what they had counted before is kept until the next step. Times and
+paths are not in it, which differ between workers; where files are written is, once all have taken the first worker's.
 """
 
 from __future__ import annotations
@@ -25,18 +26,30 @@ class TrainerState:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.places: dict[str, list[Any]] = {}  # where it writes, once that is agreed on
+        self._begun: dict[str, Any] = {}  # what the loops count in a step, as it was when the step began
+
+    def step_asked(self) -> None:
+        """The lines of the last step are done: what the loops have counted belongs to the state."""
+        self._begun = {}
+
+    def step_begun(self) -> None:
+        """A joiner may be given the state until the step is over; what the loops count meanwhile is not in it."""
+        self._begun = self._counted()
+
+    def _counted(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return {"progress": trainer.fit_loop.state_dict(), "first": trainer._logger_connector._first_loop_iter}
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
         connector = trainer._logger_connector
         return {
-            "progress": trainer.fit_loop.state_dict(),
+            **(self._begun or self._counted()),
             "stop": bool(trainer.should_stop),
             "callbacks": {name: state for name, (_, state) in self._callbacks().items()},
             "schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
             "data": trainer.datamodule.state_dict() if trainer.datamodule is not None else {},
             "metrics": {name: _tensors(getattr(connector, name)) for name in _METRICS},
-            "first": connector._first_loop_iter,
             "results": collection_state(trainer.fit_loop.epoch_loop._results),
             "places": self.places,
         }

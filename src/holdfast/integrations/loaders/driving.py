@@ -31,6 +31,8 @@ class Driver:
         self.run = run
         self.step: Step | None = None  # that is under way
         self.is_finished = False
+        self.on_asked: Callable[[], None] = lambda: None  # for a next step, which what the loop knows belongs to
+        self.on_begun: Callable[[], None] = lambda: None  # what the loop counts from here on is the step's own
         self._goal = goal
         self._steps: Iterator[Step] | None = None
         run.arrive()
@@ -44,8 +46,11 @@ class Driver:
         """The loop's lines for the last step are done; the next one begins. None: all have agreed to end here."""
         if self._steps is None:
             self._steps = self.run.steps(self._goal)
+        self.on_asked()
         self.step = None if self.is_finished else next(self._steps, None)
         self.is_finished = self.step is None
+        if self.step is not None:
+            self.on_begun()
         return self.step
 
     def compute(self, shard: Callable[[Any], None]) -> Step:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.kinds import a_kind
-from holdfast.data.arrangement import Arranged
+from holdfast.data.arrangement import Arranged, Arrangement, CutArrangement
+from holdfast.data.epoch_cut import EpochCut
 
 SHARDS = 8  # at most, where nobody says how many
 
@@ -58,6 +59,24 @@ class Updates:
     def __len__(self) -> int:
         with torch.random.fork_rng(devices=[]):
             return sum(1 for _ in self)
+
+
+class InUpdates(Dataset[Any], Arranged):
+    """A stream whose epochs are cut into a trainer's updates."""
+
+    comes_in_steps = True
+
+    def __init__(self, dataset: Any, cut: EpochCut) -> None:
+        self._dataset, self._cut = dataset, cut
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._dataset[number]
+
+    def arranged(self, seed: int, *, shuffle: bool) -> Arrangement:
+        return CutArrangement(self._dataset.arranged(seed, shuffle=shuffle), self._cut)
 
 
 class LaterUpdates:
@@ -150,15 +169,32 @@ def training_data(
         "prefetch_factor": loader.prefetch_factor if loader.num_workers else None,
         "worker_init_fn": loader.worker_init_fn,
     }
-    if isinstance(dataset, Arranged) and times == 1:
-        whole = size * accumulation
-        length = len(dataset)  # type: ignore[arg-type]
-        steps = length // whole if loader.drop_last else -(-length // whole)
-        options |= {"batch_size": whole, "drop_last": loader.drop_last}
-        return TrainingData(dataset=dataset, shards=count, steps_per_epoch=steps, options=options)
+    if isinstance(dataset, Arranged):
+        cut = _cut_of(loader, accumulation=accumulation, shards=count, batches_max=batches_max, times=times)
+        return TrainingData(dataset=InUpdates(dataset, cut), shards=count, steps_per_epoch=cut.steps, options=options)
     updates = Updates(_batches(loader), accumulation=accumulation, shards=count, batches_max=batches_max, times=times)
     options["batch_sampler"] = updates
     return TrainingData(dataset=dataset, shards=count, steps_per_epoch=len(updates), options=options)
+
+
+def _cut_of(
+    loader: DataLoader[Any], *, accumulation: int, shards: int, batches_max: int | None, times: int
+) -> EpochCut:
+    """How an epoch of a stream is cut into updates. The order in it is the stream's own."""
+    sampler: Any = loader.batch_sampler
+    inner = getattr(sampler, "sampler", None)
+    usual = type(inner) in (SequentialSampler, RandomSampler) or type(inner).__name__ == "SeedableRandomSampler"
+    if not usual or getattr(inner, "replacement", False):
+        raise ConfigError(
+            f"the DataLoader has {a_kind(sampler if inner is None else inner)} for a stream, which has its own order",
+            hint="DataLoader(stream, batch_size=...); weights of several streams are holdfast.data.Mixture's",
+        )
+    length, size = len(loader.dataset), int(sampler.batch_size)  # type: ignore[arg-type]
+    batches = length // size if sampler.drop_last else -(-length // size)
+    if batches_max is not None:
+        batches = min(batches, batches_max)
+    places = min(length, batches * size)
+    return EpochCut(places, size * accumulation, shards, times).validate()
 
 
 def _batches(loader: DataLoader[Any]) -> Any:

@@ -21,7 +21,7 @@ from holdfast.core.options.declaring import options_of, parse_options
 from holdfast.core.options.run import WorkerOptions
 from holdfast.integrations.ray.finding import find_ray, node_address, nodes_that_go
 from holdfast.integrations.ray.run_ledger import RunLedger
-from holdfast.integrations.ray.supervising import AskToLeave, RunEnd, Start, Supervision
+from holdfast.integrations.ray.supervising import AskToLeave, End, RunEnd, Start, Supervision, TellOfRoom
 from holdfast.integrations.ray.worker_actor import ActorPlace, Ended, WorkerActor
 from holdfast.launching.launch import Launched
 from holdfast.placement.directory import RunDirectory, fresh_name, home_directory
@@ -132,9 +132,11 @@ class Driver:
         self._supervision = supervision
         self._place = place
         runtime = {"env_vars": process_variables()}  # before the interpreter starts: hash seed and threads
-        options = {"max_restarts": 0, "max_concurrency": 2, "runtime_env": runtime, "scheduling_strategy": "SPREAD"}
+        options = {"max_restarts": 0, "max_concurrency": 3, "runtime_env": runtime, "scheduling_strategy": "SPREAD"}
         self._actors = ray.remote(WorkerActor).options(**{**options, **resources})
+        self._resources = dict(resources)
         self._waiting: dict[Any, _Actor] = {}  # by what is waited for
+        self._questions: dict[Any, _Actor] = {}  # who was asked how far it is, by its answer
         self._ended: dict[int, Ended] = {}  # the last end of each slot
         self._looked = 0.0
         self._fn: Any = None
@@ -156,6 +158,7 @@ class Driver:
                     self._say("Ctrl-C: the workers finish the step and leave; once more ends them at once")
                     self._ledger.stop("Ctrl-C")
                     self._supervision.stop("Ctrl-C", time.monotonic())
+                    self._drop_who_has_not_begun(time.monotonic())
         finally:
             for actor in self._waiting.values():
                 self._ray.kill(actor.handle)
@@ -170,6 +173,10 @@ class Driver:
                     self._start(slot)
                 case AskToLeave(slot):
                     self._ask_to_leave(slot)
+                case End(slot):
+                    self._end_straggler(slot)
+                case TellOfRoom(slots):
+                    self._tell_of_room(len(slots))
                 case RunEnd():
                     return action
         if not self._waiting:
@@ -204,6 +211,7 @@ class Driver:
         try:
             actor.node, host = answer["node"], f"n{answer['node'][:8]}"
             actor.worker, actor.began = self._ledger.next_worker(actor.slot, host), now
+            self._supervision.placed(actor.slot)
         except LedgerError as error:
             self._lost(actor, error, now)
             return
@@ -257,7 +265,42 @@ class Driver:
                 self._say(f"asking {actor.worker} to leave: its node {actor.node[:8]} will be taken away")
                 actor.handle.leave.remote()
 
+    def _end_straggler(self, slot: int) -> None:
+        for one, actor in list(self._waiting.items()):
+            if actor.slot == slot:
+                del self._waiting[one]
+                self._say(f"ending {actor.worker or f'slot {slot}'}: another worker is through, and it does not get on")
+                self._ray.kill(actor.handle)
+                self._fence(actor)
+        self._supervision.died(slot, time.monotonic())
+
+    def _tell_of_room(self, count: int) -> None:
+        wanted = ", ".join(f"{name}={amount}" for name, amount in self._resources.items())
+        self._say(
+            f"{count} of {self._supervision.workers} workers wait for a place: "
+            f"Ray has no room for an actor with {wanted}\n"
+            "  hint: `ray status` shows what the cluster has; workers= and resources= say what is asked for"
+        )
+
+    def _ask_how_far(self, now: float) -> None:
+        """The training is over on one worker. The others may be long behind their loops, or may hang."""
+        asked = {actor.slot for actor in self._questions.values()}
+        for actor in self._waiting.values():
+            if actor.worker and actor.slot not in asked:
+                self._questions[actor.handle.progress.remote()] = actor
+        if not self._questions:
+            return
+        ready, _ = self._ray.wait(list(self._questions), num_returns=len(self._questions), timeout=0)
+        for one in ready:
+            actor = self._questions.pop(one)
+            with suppress(self._ray.exceptions.RayError):  # it is lost, which is seen where its end is waited for
+                step, through = self._ray.get(one)
+                if actor in self._waiting.values():
+                    self._supervision.heard(actor.slot, int(step), now, through=bool(through))
+
     def _look(self, now: float) -> None:
+        if self._supervision.done:
+            self._ask_how_far(now)
         for actor in self._waiting.values():
             if actor.began and now - actor.began > SETTLED_S:
                 self._supervision.got_on(actor.slot)

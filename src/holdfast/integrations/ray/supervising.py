@@ -1,7 +1,8 @@
 """Which workers a launch on Ray starts, replaces and asks to leave, and how it ends. Pure: events in, actions out.
 
-What the agent's policy is on one host, for workers that are actors anywhere, of which nothing is known but whether
-they live, and how their function ended. A hung worker is found by the others, by its lease.
+What the agent's policy is on one host, for workers that are actors anywhere, of which is known whether they live, how
+their function ended, and, when the first one's has, whether the others are through with their loops. A hung worker is
+found by the others, by its lease.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from dataclasses import dataclass, field
 
 BACK_OFF_FIRST_S, BACK_OFF_MAX_S = 0.5, 30.0
 RAISES_MAX = 3  # times that the function raised in one slot, one after the other: again would not help
-STRAGGLE_S = 60.0  # for the others, when one has come to the function's end
+STRAGGLE_S = 60.0  # for those that are in their loops without getting on, when one has come to the function's end
+ROOM_S = 10.0  # without a place in the cluster, until it is said
+ROOM_AGAIN_S = 300.0  # and said again
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,20 @@ class AskToLeave:
 
 
 @dataclass(frozen=True)
+class End:
+    """Its worker has no part in the end any more."""
+
+    slot: int
+
+
+@dataclass(frozen=True)
+class TellOfRoom:
+    """The workers of these slots wait for a place in the cluster."""
+
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class RunEnd:
     """`slot`: whose failure it was."""
 
@@ -33,7 +50,7 @@ class RunEnd:
     slot: int | None = None
 
 
-Action = Start | AskToLeave | RunEnd
+Action = Start | AskToLeave | End | TellOfRoom | RunEnd
 
 
 @dataclass
@@ -41,6 +58,8 @@ class _Slot:
     lives: bool = False
     asked: bool = False
     ended: bool = False
+    through: bool = False  # its loop is at its end, and what the function does after that may take long
+    tell_at: float = math.inf  # that it has no place yet
     raises: int = 0
     setbacks: int = 0
     start_at: float = 0.0
@@ -56,6 +75,7 @@ class Supervision:
     stopping: str = ""
     done: bool = False
     _slots: list[_Slot] = field(default_factory=list)
+    _step: int = -1  # the furthest that a worker has said it is at, since the first one returned
     _until: float = math.inf
     _end: RunEnd | None = None
 
@@ -67,6 +87,19 @@ class Supervision:
     def got_on(self, slot: int) -> None:
         """Its worker has been training for a while: earlier setbacks do not count any more."""
         self._slots[slot].setbacks = self._slots[slot].raises = 0
+
+    def placed(self, slot: int) -> None:
+        """Its worker has a place in the cluster."""
+        self._slots[slot].tell_at = math.inf
+
+    def heard(self, slot: int, step: int, now: float, *, through: bool) -> None:
+        """Where its worker is, when another has returned. It evaluates or saves behind its loop, or goes on training:
+        then it has as long as it takes."""
+        self._slots[slot].through |= through
+        if step > self._step:
+            self._step = step
+            if self.done and not self.stopping:
+                self._until = now + STRAGGLE_S
 
     def returned(self, slot: int, now: float) -> None:
         """Its function has come to its end: the training is over."""
@@ -118,15 +151,23 @@ class Supervision:
                 if slot.setbacks and self.restarts >= self.restarts_max:
                     return [RunEnd("failed", f"all {self.restarts_max} restarts are used up", number)]
                 self.restarts += bool(slot.setbacks)
-                slot.lives = True
+                slot.lives, slot.tell_at = True, now + ROOM_S
                 actions.append(Start(number))
-        if (self.done or self.stopping) and (now >= self._until or not any(slot.lives for slot in self._slots)):
+        waiting = [number for number, slot in enumerate(self._slots) if slot.lives and now >= slot.tell_at]
+        for number in waiting:
+            self._slots[number].tell_at = now + ROOM_AGAIN_S
+        actions += [TellOfRoom(tuple(waiting))] * bool(waiting)
+        over = not any(slot.lives for slot in self._slots) or (self.stopping and now >= self._until)
+        if (self.done or self.stopping) and over:
             actions.append(RunEnd("finished") if self.done else RunEnd("stopped", self.stopping))
+        elif self.done and now >= self._until:
+            actions += [End(number) for number, slot in enumerate(self._slots) if slot.lives and not slot.through]
         return actions
 
     def _gone(self, slot: int) -> _Slot:
         one = self._slots[slot]
-        one.lives = one.asked = False
+        one.lives = one.asked = one.through = False
+        one.tell_at = math.inf
         return one
 
     def _set_back(self, one: _Slot, now: float) -> None:

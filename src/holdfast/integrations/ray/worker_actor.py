@@ -3,7 +3,7 @@
 What the driver sends is an `ActorPlace` of plain values and the function's arguments as text, and what comes back is
 text, too: both are read as data (state/objects.py). The function itself travels as Ray carries functions.
 
-Threads: the function runs in one thread of the actor, and `leave` comes in another.
+Threads: the function runs in one thread of the actor, `leave` comes in another, and `progress` in a third.
 """
 
 from __future__ import annotations
@@ -89,6 +89,12 @@ class WorkerActor:
             _close(failed=True)
         release_left()
         return json.dumps(asdict(ended))
+
+    def progress(self) -> tuple[int, bool]:
+        """The step that it is at, and whether its loop has come to its end."""
+        from holdfast.engine.api.process_edge import progress_of_newest
+
+        return progress_of_newest()
 
     def leave(self) -> bool:
         """Finish the step and leave the run. Who has not joined yet does so first."""

@@ -39,6 +39,11 @@ class Elastic(WithRule):
                 "non_finite='rewind' passes steps by their number, and in elastic mode that does not say which data",
                 hint="non_finite='skip' leaves out the update of such a step",
             )
+        if plan.cut is not None:
+            raise ConfigError(
+                "in elastic mode every epoch has equal steps, and a trainer's updates of a stream are not",
+                hint="leave out mode=holdfast.Elastic()",
+            )
         if plan.sampling is not None and (plan.sampling.batches or plan.sampling.is_function):
             what = "a batch_sampler" if plan.sampling.batches else "a function of the epoch as sampler"
             raise ConfigError(
