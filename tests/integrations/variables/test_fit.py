@@ -13,6 +13,7 @@ import pytest
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 CASES = Path(__file__).with_name("fit_cases.py")
+EXAMPLES = Path(__file__).parents[3] / "examples"
 BLOCKED = "import sys, holdfast; sys.modules[{package!r}] = None\nimport holdfast.integrations.{module} as it\n"
 
 
@@ -29,6 +30,16 @@ def test_fit_case_by_case(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     expected = re.findall(r"^def (case_\w+)", CASES.read_text(), re.MULTILINE)
     assert re.findall(r"^held (\w+)", done.stdout, re.MULTILINE) == expected
+
+
+@pytest.mark.parametrize(("name", "backend"), [("keras_digits.py", "torch"), ("tensorflow_digits.py", "tensorflow")])
+def test_the_examples_learn_what_they_say(name: str, backend: str, tmp_path: Path) -> None:
+    if any(find_spec(one) is None for one in ("keras", backend, "sklearn")):
+        pytest.skip(f"there is no Keras on {backend} here, or no scikit-learn")
+    done = python(str(EXAMPLES / name), "--epochs", "4", KERAS_BACKEND=backend, KERAS_HOME=str(tmp_path))
+    found = re.search(r"^accuracy (0\.\d+) on images.*\nweights \w{32}$", done.stdout, re.MULTILINE)
+    assert done.returncode == 0 and found is not None, done.stdout[-2000:] + done.stderr[-2000:]
+    assert float(found[1]) > 0.8
 
 
 SHUFFLED = """
