@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ import torch
 import holdfast.horovod.torch as hvd
 from holdfast.core.errors import ConfigError
 from holdfast.horovod.common.exceptions import CollectiveMismatch, CollectiveStall, HorovodInternalError
+from holdfast.horovod.exchange.words import Kind
+from holdfast.horovod.torch.handles import ask
+from holdfast.horovod.world.runtime import runtime
 
 Case = Callable[[int, int], None]
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -478,6 +482,52 @@ def _(rank: int, size: int) -> None:
     same(hvd.allreduce(torch.ones(3), op=hvd.Sum), torch.full((3,), float(size)))
 
 
+@case("error-name-in-a-process-set")
+def _(rank: int, size: int) -> None:
+    """Two ranks wait for each other; the third is busy all the while, and is none of theirs."""
+    if size == 2:
+        return
+    some = hvd.add_process_set([0, 1])
+    told = Path(str(hvd.broadcast_object(tempfile.mkdtemp(), 0)))
+    if rank < 2:
+        mine = lambda: hvd.allreduce(torch.ones(3), name=f"set-{rank}", process_set=some)  # noqa: E731
+        raises(CollectiveStall, mine, "rank 0 waits for allreduce 'set-0', which rank 1 has not submitted", "set-1")
+        (told / str(rank)).touch()
+    else:
+        until = time.monotonic() + 60.0
+        while len(list(told.iterdir())) < 2:
+            assert time.monotonic() < until, "ranks 0 and 1 wait for ever"
+            time.sleep(0.05)
+    for _ in range(2):
+        same(hvd.allreduce(torch.ones(3), op=hvd.Sum), torch.full((3,), float(size)))
+    hvd.remove_process_set(some)
+
+
+@case("process-sets-one-after-the-other")
+def _(rank: int, size: int) -> None:
+    """Of other ranks, whose collectives are counted from the beginning, by who was in the first set, too."""
+    for members in ([0, 1], [1, 2], [0, 2], [0, 1]) if size == 3 else ([0], [1], [0]):
+        some = hvd.add_process_set(members)
+        for turn in range(3 if rank in members else 0):
+            for name in ("x", None):
+                found = hvd.allreduce(torch.full((2,), float(turn)), name=name, op=hvd.Sum, process_set=some)
+                same(found, torch.full((2,), float(turn * len(members))))
+        hvd.remove_process_set(some)
+
+
+@case("process-set-that-is-removed-under-way")
+def _(rank: int, size: int) -> None:
+    if size == 2:
+        return
+    some = hvd.add_process_set([0, 1])
+    handle = hvd.allreduce_async(torch.ones(2), name="left", process_set=some) if rank == 0 else None
+    hvd.remove_process_set(some)
+    if handle is not None:
+        raises(HorovodInternalError, lambda: hvd.synchronize(handle), "removed")
+    if rank == 0:
+        assert hvd.poll(handle)  # type: ignore[arg-type]
+
+
 @case("error-duplicate-name")
 def _(rank: int, size: int) -> None:
     handle = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum) if rank == 0 else None
@@ -770,6 +820,65 @@ def _(rank: int, size: int) -> None:
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     assert torch.allclose(model.weight, before - 0.1)
+
+
+@case("optimizer-adasum-with-compression-and-several-passes")
+def _(rank: int, size: int) -> None:
+    if size == 3:
+        return
+    model = torch.nn.Linear(3, 1)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        op=hvd.Adasum,
+        backward_passes_per_step=2,
+        compression=hvd.Compression.fp16,
+    )
+    for _ in range(2):
+        before = model.weight.detach().clone()
+        for _ in range(2):
+            model(torch.full((1, 3), 1.0 + 2.0**-14)).sum().backward()  # which float16 cannot tell from 1
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.allclose(model.weight, before - 2.0, atol=1e-6), before - model.weight
+    for _ in range(2):
+        model(torch.ones(1, 3)).sum().backward()
+    raises(AssertionError, lambda: model(torch.ones(1, 3)).sum().backward(), "backward_passes_per_step")
+
+
+@case("in-place-with-parameters")
+def _(rank: int, size: int) -> None:
+    """Which require a gradient, small and large ones."""
+    for shape in ((3,), (300, 301)):
+        total = torch.full(shape, float(sum(range(size))))
+        for call in (hvd.allreduce_, lambda one, op: hvd.synchronize(hvd.allreduce_async_(one, op=op))):
+            parameter = torch.nn.Parameter(torch.full(shape, float(rank)))
+            assert call(parameter, op=hvd.Sum) is parameter and parameter.requires_grad and parameter.is_leaf  # type: ignore[operator]
+            same(parameter.detach(), total)
+        several = [torch.nn.Parameter(torch.full(shape, float(rank))) for _ in range(2)]
+        for call_all in (
+            hvd.grouped_allreduce_,
+            lambda ones, op: hvd.synchronize(hvd.grouped_allreduce_async_(ones, op=op)),
+        ):
+            with torch.no_grad():
+                for one in several:
+                    one.fill_(rank)
+            for one, found in zip(several, call_all(several, op=hvd.Sum), strict=True):  # type: ignore[operator]
+                assert one is found
+                same(one.detach(), total)
+
+
+@case("broadcast-that-is-taken-later")
+def _(rank: int, size: int) -> None:
+    """As one to a GPU is: when it is taken, the root has put other things where it was."""
+    numbers = torch.full((10_000,), 1.0 + rank)
+    exchange = runtime().world.exchange
+    handle = exchange.submit(ask(Kind.BROADCAST, [numbers], "later", hvd.global_process_set, root=0), [numbers])
+    while not exchange.poll(handle):
+        pass
+    for turn in range(5):
+        hvd.allreduce(torch.full((10_000,), 7.0 + turn), name="over it")
+    same(exchange.synchronize(handle).results[0], torch.ones(10_000))
 
 
 @case("optimizer-of-a-process-set")

@@ -15,6 +15,7 @@ import pytest
 from tests.horovod.cases import CASES
 
 RUNNER = Path(__file__).with_name("runner.py")
+CASES_MIN = 200  # so that a file of cases that says nothing is seen
 WORLDS = {"2": ["--workers", "2"], "3": ["--workers", "3"], "2-network": ["--workers", "2", "--path", "network"]}
 _results: dict[str, dict[str, list[str]]] = {}
 
@@ -45,8 +46,10 @@ def call_cases(module: str, options: list[str], folder: Path) -> dict[str, list[
 @pytest.mark.xdist_group("horovod")
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_workers_come_to_their_end(world: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    output, code = results(world, tmp_path_factory)[""]
+    found = results(world, tmp_path_factory)
+    output, code = found[""]
     assert code == "0", output[-3000:]
+    assert len(found) - 1 >= CASES_MIN
 
 
 @pytest.mark.processes

@@ -99,7 +99,8 @@ def test_a_training_reads_what_another_run_makes(tmp_path: Path) -> None:
         said = training.communicate(timeout=120)[0]
         assert training.returncode == 0, said
         assert f"rank 0 of 1 has read {list(range(0, 120, 10))}" in said
-        assert serving.wait(60) == 0, "the training has said that it is over"
+        serving.communicate(timeout=60)
+        assert serving.returncode == 0, "the training has said that it is over"
         assert not file.exists(), "the next training is not to find it"
     finally:
         for process in (training, serving):

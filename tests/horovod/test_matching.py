@@ -103,21 +103,106 @@ def test_a_standstill_names_who_waits_for_whom_and_is_given_up_by_all_alike() ->
     serials = {rank.rank: rank.submit(ask(f"of {rank.rank}")).serial for rank in ranks}
     ranks[0].hear(ranks[1])
     ranks[1].hear(ranks[0])
-    assert not ranks[0].matching.standstill()
+    assert ranks[0].matching.standstill() == ("", [])
     for rank in ranks:
         for other, serial in serials.items():
             rank.matching.waits(other, serial)
-    why = ranks[0].matching.standstill()
+    why, idents = ranks[0].matching.standstill()
     assert "rank 0 waits for allreduce 'of 0', which rank 1 has not submitted" in why
-    assert why == ranks[1].matching.standstill()
-    ranks[0].matching.give_up(ranks[0].matching.heard_of())
+    assert why == ranks[1].matching.standstill()[0] and len(idents) == 2
+    ranks[0].matching.give_up(idents)
     ranks[0].submit(ask("after"))
     ranks[1].hear(ranks[0])  # before it has heard that rank 0 has given up
-    ranks[1].matching.give_up(serials)
+    ranks[1].matching.give_up(idents)
     ranks[1].submit(ask("after"))
     ranks[0].hear(ranks[1])
     assert [matched.ident[1] for matched in ranks[0].done] == ["allreduce.after"]
     assert [matched.ident[1] for matched in ranks[1].done] == ["allreduce.after"]
+
+
+def tell_all(ranks: list[Rank]) -> None:
+    for mine in ranks:
+        for other in ranks:
+            if other is not mine:
+                while other.inboxes[mine.rank]:
+                    mine.hear(other)
+
+
+def wait_for(ranks: list[Rank], waiting: dict[int, int]) -> None:
+    for mine in ranks:
+        for rank, serial in waiting.items():
+            mine.matching.waits(rank, serial)
+
+
+def test_two_of_four_ranks_that_wait_crosswise_stand_still_while_the_others_are_busy() -> None:
+    """Who waits for a rank that is busy does not; and what goes on between the others is left alone."""
+    ranks = [Rank(rank, 4) for rank in range(4)]
+    waiting = {rank: ranks[rank].submit(ask(f"of {rank}")).serial for rank in (0, 1)}
+    ranks[3].submit(ask("of all"))
+    tell_all(ranks)
+    wait_for(ranks, {0: waiting[0]})
+    assert ranks[3].matching.standstill() == ("", []), "rank 1 may be about to submit it"
+    wait_for(ranks, waiting)
+    why, idents = ranks[3].matching.standstill()
+    assert (
+        "rank 0 waits for allreduce 'of 0', which rank 1, 2, 3 has not submitted" in why and "rank 3 waits" not in why
+    )
+    assert sorted(ident[1] for ident in idents) == ["allreduce.of 0", "allreduce.of 1"]
+    ranks[2].submit(ask("of 0"))  # it has not heard of it
+    for rank in ranks:
+        rank.matching.give_up(idents)
+    tell_all(ranks)
+    assert not any(rank.done for rank in ranks)
+    for rank in ranks:
+        rank.submit(ask("of 0"))
+    tell_all(ranks)
+    assert all([matched.ident for matched in rank.done] == [(0, "allreduce.of 0", 1)] for rank in ranks)
+
+
+def test_a_rank_of_no_set_sees_who_waits_in_a_circle_of_sets() -> None:
+    ranks = [Rank(rank, 4) for rank in range(4)]
+    for number, members in enumerate(([0, 1], [1, 2], [0, 2]), start=1):
+        for rank in ranks:
+            rank.matching.add_set(number, members)
+    waiting = {
+        0: ranks[0].submit(ask("x", members=1)).serial,
+        1: ranks[1].submit(ask("x", members=2)).serial,
+        2: ranks[2].submit(ask("x", members=3)).serial,
+    }
+    tell_all(ranks)
+    wait_for(ranks, waiting)
+    found = {rank.matching.standstill()[0] for rank in ranks}
+    assert len(found) == 1 and "rank 2 waits for allreduce 'x', which rank 0 has not submitted" in found.pop()
+
+
+def test_who_waits_for_a_rank_that_has_left_stands_still_and_who_waits_for_a_busy_one_does_not() -> None:
+    ranks = [Rank(rank, 3) for rank in range(3)]
+    serial = ranks[0].submit(ask("x")).serial
+    tell_all(ranks)
+    wait_for(ranks, {0: serial})
+    assert not ranks[1].matching.standstill(left={2} - {2})[0]
+    assert "which rank 1, 2 has not submitted" in ranks[1].matching.standstill(left={2})[0]
+
+
+def test_unnamed_collectives_that_are_given_up_leave_no_gap_in_the_counts() -> None:
+    ranks = [Rank(rank, 3) for rank in range(3)]
+    for rank in (0, 1):
+        ranks[rank].submit(ask(""))  # rank 2 is about to
+    serial = ranks[0].submit(ask("")).serial
+    other = ranks[1].submit(ask("y")).serial
+    tell_all(ranks)
+    wait_for(ranks, {0: serial, 1: other})
+    _, idents = ranks[0].matching.standstill()
+    assert sorted(idents) == [(0, "", 1), (0, "allreduce.y", 0)]
+    for rank in ranks:
+        rank.matching.give_up(idents)
+    ranks[2].submit(ask(""))
+    tell_all(ranks)
+    assert all([matched.ident for matched in rank.done] == [(0, "", 0)] for rank in ranks)
+    for rank in ranks:
+        rank.submit(ask(""))
+    tell_all(ranks)
+    assert all(rank.done[-1].ident == (0, "", 2) for rank in ranks)
 
 
 def test_a_process_set_that_others_have_made_already() -> None:

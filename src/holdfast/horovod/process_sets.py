@@ -82,7 +82,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if ranks in world.sets.values() or len(ranks) == world.size:
         raise ValueError(f"there is a process set of the ranks {list(ranks)} already")
     _agree(f"add_process_set {list(ranks)}")
-    number = max(world.sets, default=0) + 1
+    world.sets_made = number = world.sets_made + 1  # never one that was used: its collectives were counted
     world.sets[number] = ranks
     world.exchange.add_set(number, ranks)
     process_set.process_set_id = number

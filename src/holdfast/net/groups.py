@@ -1,8 +1,8 @@
 """A group: the connections of one worker to all other members of one view.
 
-It belongs to the thread that runs the user's loop. Connections are made by other threads (listener.py, meeting.py) and
-handed over whole, already proven to belong to the run and to the view. When one breaks, the owner closes the group,
-and by that every other member's: nobody waits for a time-out.
+It belongs to the thread that runs the user's loop; only `ring` may be called by another. Connections are made by other
+threads (listener.py, meeting.py) and handed over whole, already proven to belong to the run and to the view. When one
+breaks, the owner closes the group, and by that every other member's: nobody waits for a time-out.
 
 What the messages are is the business of whoever makes the group: it passes in a decoder, which turns the body of a
 frame into a message and a note, and raises ProtocolError. A note that is a dictionary with a true "bulk" announces that
@@ -142,6 +142,16 @@ class Group:
         connection.owes_bulk = False
         data, connection.held = bytes(connection.held), bytearray()
         return self._send(connection, data) if data else None
+
+    def ring(self, peer: str, frame: bytes) -> None:
+        """From any thread, on a connection where nothing else is sent: a frame too small to be cut.
+
+        Where it does not fit, the peer has others of its kind to read. Nothing of the group changes.
+        """
+        connection = self.connections.get(peer)
+        if connection is not None:
+            with suppress(OSError):  # BLOCKED is one; a broken connection is seen when it is read
+                connection.sock.send(frame)
 
     def _send(self, connection: Connection, data: bytes) -> Gone | None:
         if connection.owes_bulk:  # the peer would take it for a part of that

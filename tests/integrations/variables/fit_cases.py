@@ -7,8 +7,10 @@ Prints the name of each case that held. test_fit.py reads them.
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,6 +19,7 @@ import torch
 
 import holdfast.integrations.keras as on_keras
 from holdfast import ConfigError
+from holdfast.integrations.keras import leading
 
 RNG = numpy.random.default_rng(0)
 X = RNG.normal(size=(64, 6)).astype("float32")
@@ -150,10 +153,142 @@ def case_batches_of_a_dataset() -> None:
     assert over(other) == digest
 
 
+def case_the_end_of_training_is_in_the_last_step() -> None:
+    """So what it does to the weights is in the state that is saved, also where a callback has ended the training."""
+
+    class End(keras.callbacks.Callback):  # type: ignore[misc]
+        steps: list[int | None]
+
+        def on_train_end(self, logs: Any = None) -> None:
+            current = on_keras.run_of(self.model).engine.current
+            self.steps.append(None if current is None else current.number)
+
+    for patience in (1, 100):
+        model, end = made(), End()
+        end.steps = []
+        # Less is never better here, so the first epoch's weights are the best.
+        stop = keras.callbacks.EarlyStopping("loss", patience=patience, mode="max", restore_best_weights=True)
+        model.fit(X, Y, batch_size=16, epochs=4, verbose=0, callbacks=[stop, end])
+        epochs = 4 if patience == 100 else 2
+        assert end.steps == [4 * epochs - 1], end.steps
+        digest = over(model)
+        first = made()
+        first.fit(X, Y, batch_size=16, epochs=1, verbose=0)
+        for one, other in zip(model.get_weights(), first.get_weights(), strict=True):
+            assert numpy.array_equal(one, other)
+        over(first)
+        assert digest == over_again(model)
+
+
+def over_again(model: Any) -> str:
+    """The digest of what the model has, in the run that is over."""
+    return str(on_keras.run_of(model).digest())
+
+
+class Leading:
+    """Who is the leader, and how far the run is."""
+
+    def __init__(self, *, leads: bool, steps: int = 0) -> None:
+        self.leads, self.steps = leads, steps
+
+    def led(self, callback: Any) -> Any:
+        wrapped = leading.led(callback, lambda: self.leads, lambda: self.steps)
+        wrapped.set_model(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]))
+        return wrapped
+
+
+def epochs_of(path: Path) -> list[str]:
+    return [line.partition(",")[0] for line in path.read_text().splitlines()]
+
+
+def case_the_next_leader_goes_on_with_a_log() -> None:
+    """The row that the lost leader did not come to is written, and one that its successor makes again is not twice."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log.csv")
+        for written, expected in (("", "012"), ("0", "012"), ("01", "012"), ("0|1,2", "012")):
+            path.write_text("an old training\n")
+            first, second = Leading(leads=True), Leading(leads=False)
+            logs = [one.led(keras.callbacks.CSVLogger(str(path))) for one in (first, second)]
+            for log in logs:
+                log.on_train_begin()
+            for epoch in (0, 1):
+                for log in logs if str(epoch) in written.partition("|")[0] else logs[1:]:
+                    log.on_epoch_begin(epoch)
+                    log.on_epoch_end(epoch, {"loss": 0.5, "val_loss": 0.25})
+            if not written:
+                path.write_text("")
+            elif half := written.partition("|")[2]:
+                path.write_text(path.read_text() + half)  # it was killed in the middle of a row
+            second.leads, second.steps = True, 8
+            logs[1].on_epoch_begin(2)
+            logs[1].on_epoch_end(2, {"loss": 0.5, "val_loss": 0.25})
+            logs[1].on_train_end()
+            found = epochs_of(path)
+            assert found[0] == "epoch" and found[1:] in (list(expected), list(expected)[1:]), (written, found)
+            assert written == "" or found[1:] == list(expected), (written, found)
+        again = Leading(leads=True, steps=8)
+        log = again.led(keras.callbacks.CSVLogger(str(path)))
+        log.on_train_begin()
+        log.on_epoch_begin(1)  # as a run does that was resumed from before it
+        for epoch in (1, 2):
+            log.on_epoch_end(epoch, {"loss": 0.5, "val_loss": 0.25})
+        log.on_train_end()
+        assert epochs_of(path) == ["epoch", "0", "1", "2"]
+        fresh = Leading(leads=True).led(keras.callbacks.CSVLogger(str(path)))
+        fresh.on_train_begin()
+        fresh.on_epoch_begin(0)
+        fresh.on_epoch_end(0, {"loss": 1.0})
+        fresh.on_train_end()
+        assert epochs_of(path) == ["epoch", "0"], "a run from the beginning writes a file of its own"
+
+
+def case_the_next_leader_knows_the_best_so_far() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "best.weights.h5")
+        second = Leading(leads=False)
+        saving = second.led(
+            keras.callbacks.ModelCheckpoint(str(path), "loss", save_best_only=True, mode="min", save_weights_only=True)
+        )
+        saving.on_epoch_begin(0)
+        saving.on_epoch_end(0, {"loss": 0.5})
+        assert not path.exists() and saving.state_dict()["best"] == 0.5
+        third = Leading(leads=True, steps=8)
+        joined = third.led(
+            keras.callbacks.ModelCheckpoint(str(path), "loss", save_best_only=True, mode="min", save_weights_only=True)
+        )
+        joined.load_state_dict(saving.state_dict())
+        second.leads = True
+        for one in (saving, joined):
+            one.on_epoch_end(1, {"loss": 0.75})
+            assert not path.exists(), "a better one was saved by the leader before"
+        joined.on_epoch_end(2, {"loss": 0.25})
+        assert path.exists()
+
+
+def case_what_is_not_called_is_said() -> None:
+    class Data(keras.utils.PyDataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return X[index * 16 : index * 16 + 16], Y[index * 16 : index * 16 + 16]
+
+        def on_epoch_end(self) -> None:
+            raise AssertionError("nobody else would have called it")
+
+    model = made()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model.fit(Data(), epochs=2, verbose=0)
+    assert any("Data.on_epoch_end is not called" in str(one.message) for one in said)
+    over(model)
+
+
 def case_what_is_refused() -> None:
     refused(lambda: on_keras.distribute(torch.nn.Linear(1, 1)), "not a keras.Model")
     refused(lambda: on_keras.run_of(keras.Sequential()), "has joined no run yet")
     model = made()
+    refused(lambda: model.fit(X, sample_weight=numpy.ones(64)), "sample_weight and no labels")
     refused(lambda: model.fit(X, Y, batch_sizes=3), "fit has no argument 'batch_sizes'")
     refused(lambda: model.fit(iter([(X, Y)]), epochs=1), "of which nobody else could compute")
     refused(lambda: model.fit(X, Y, batch_size=15), "batch_size")

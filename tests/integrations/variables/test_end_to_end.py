@@ -10,6 +10,7 @@ import signal
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy
 import pytest
 
 from tests.end_to_end.harness import Training, holdfast, training
@@ -58,21 +59,36 @@ def let_join(run: Training, held: int) -> int:
     return held
 
 
+def compare_files(one: Path, other: Path) -> None:
+    """What callbacks have written on one worker, and on leaders of which one was killed in the second epoch."""
+    import h5py  # comes with Keras
+
+    rows = (one / "log.csv").read_text()
+    assert (other / "log.csv").read_text() == rows and len(rows.splitlines()) == 1 + STEPS // STEPS_PER_EPOCH
+    with h5py.File(one / "best.weights.h5") as best, h5py.File(other / "best.weights.h5") as same:
+        names: list[str] = []
+        best.visititems(lambda name, found: names.append(name) if isinstance(found, h5py.Dataset) else None)
+        assert names and all(numpy.array_equal(best[name][()], same[name][()]) for name in names)
+
+
 @pytest.mark.parametrize(("how", "backend"), WAYS)
 def test_killed_joined_stopped_and_resumed(
     how: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(backend, monkeypatch)
-    script = [TRAINING, how, "--steps", str(STEPS)]
-    (tmp_path / "alone").mkdir()
-    with training(tmp_path / "alone", "--workers", "1", *LEASE, script=script) as alone:
+    first, second = (tmp_path / name / "files" for name in ("alone", "several"))
+    for folder in (first, second):
+        folder.mkdir(parents=True)
+    script = [TRAINING, how, "--steps", str(STEPS), "--files"]
+    with training(tmp_path / "alone", "--workers", "1", *LEASE, script=[*script, str(first)]) as alone:
         digest = alone.finish(DEADLINE_S)
         expected = histories(alone.log())
         assert len(expected) == 1 and f"digest {digest}" in alone.log()
     place = str(tmp_path / "checkpoints")
-    with training(tmp_path, "--workers", "3", *LEASE, "--checkpoint", place, script=script, held_at=4) as run:
-        run.wait(lambda: run.at(4, workers=3), "three workers at step 4", DEADLINE_S)
-        held = let_join(run, 7)
+    script += [str(second)]
+    with training(tmp_path, "--workers", "3", *LEASE, "--checkpoint", place, script=script, held_at=8) as run:
+        run.wait(lambda: run.at(8, workers=3), "three workers at step 8", DEADLINE_S)
+        held = let_join(run, 11)
         held += 3 if (held + 2) % STEPS_PER_EPOCH == 0 else 2  # in the middle of an epoch
         run.let_go(held)
         run.wait(lambda: run.at(held, workers=3), "two of them and the new one", DEADLINE_S)
@@ -84,6 +100,8 @@ def test_killed_joined_stopped_and_resumed(
         assert run.finish(DEADLINE_S) == digest
         assert histories(run.log()) == expected
         assert any(event["step"] >= held for event in run.events if event["kind"] == "resumed")
+    if how == "fit":
+        compare_files(first, second)
 
 
 @pytest.mark.parametrize(("how", "backend"), [("loop", "tensorflow"), ("fit", "torch")])

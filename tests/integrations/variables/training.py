@@ -1,6 +1,6 @@
 """The same small model as a TensorFlow loop and by Keras' fit: what the end-to-end tests kill, join, stop and resume.
 
-    python training.py loop | fit [--steps 14] [--gate FILE] [--planted] [--pause SECONDS]
+    python training.py loop | fit [--steps 14] [--gate FILE] [--planted] [--pause SECONDS] [--files FOLDER]
 
 Prints the history of its metrics and the digest of its weights. With --planted each shard's loss is another each time.
 """
@@ -110,13 +110,28 @@ def train_by_fit(options: argparse.Namespace) -> None:
         epochs=options.steps // STEPS_PER_EPOCH,
         validation_split=0.25,
         callbacks=[
+            *(writing(options.files) if options.files else []),
             Waiting(options.gate, options.pause),
             keras.callbacks.ReduceLROnPlateau(monitor="val_loss", patience=0, min_delta=10.0, factor=0.5),
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
         ],
     )
     print("history", json.dumps({name: [float(value) for value in values] for name, values in history.history.items()}))
-    print("digest", on_keras.run_of(network).digest())
+    run = on_keras.run_of(network)
+    for variable, parameter in zip(network.trainable_variables, run.model.parameters(), strict=False):
+        assert numpy.array_equal(keras.ops.convert_to_numpy(variable), parameter.detach().numpy()), "the run has others"
+    print("digest", run.digest())
+
+
+def writing(folder: Path) -> list[Any]:
+    """Callbacks that write into files, and one that changes the weights at the end: the worst loss counts as the best,
+    which the first epochs have."""
+    best = folder / "best.weights.h5"
+    return [
+        keras.callbacks.CSVLogger(str(folder / "log.csv")),
+        keras.callbacks.ModelCheckpoint(str(best), "loss", save_best_only=True, mode="max", save_weights_only=True),
+        keras.callbacks.EarlyStopping("loss", patience=1000, mode="max", restore_best_weights=True),
+    ]
 
 
 def main() -> None:
@@ -125,6 +140,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=18)
     parser.add_argument("--gate", type=Path)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
+    parser.add_argument("--files", type=Path, help="a folder for what callbacks write")
     parser.add_argument("--planted", action="store_true")
     options = parser.parse_args()
     (train_in_a_loop if options.how == "loop" else train_by_fit)(options)

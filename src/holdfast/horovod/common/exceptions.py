@@ -21,7 +21,7 @@ class CollectiveMismatch(HorovodInternalError):
 
 
 class CollectiveStall(HorovodInternalError):
-    """All ranks wait, each for a collective that another rank has not submitted. Raised on every rank."""
+    """Ranks wait for each other, each for a collective that another has not submitted. Raised on all of them."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):

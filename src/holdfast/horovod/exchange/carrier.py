@@ -71,6 +71,10 @@ class Carrier(Protocol):
     def publish(self, record: Record, *, urgent: bool = True) -> bool:
         """To all ranks. `urgent`: wake those that sleep. False: there is no room until others have read more."""
 
+    @property
+    def unsent(self) -> bool:
+        """Whether something waits here to be sent, which needs somebody to drive."""
+
     def take(self) -> list[tuple[int, Record]]:
         """What ranks have written since. Raises RankLost when all that a lost rank wrote is taken."""
 
@@ -118,6 +122,10 @@ class Alone:
 
     def publish(self, record: Record, *, urgent: bool = True) -> bool:
         return True
+
+    @property
+    def unsent(self) -> bool:
+        return False
 
     def take(self) -> list[tuple[int, Record]]:
         return []

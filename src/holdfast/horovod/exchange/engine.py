@@ -3,10 +3,9 @@
     handle = exchange.submit(request, tensors, outputs)     # returns at once; the tensors may change from here on
     exchange.synchronize(handle)                            # waits; raises what failed, on every rank alike
 
-Threads: one thread at a time drives the exchange, by holding `_driving`: it reads what others wrote, and carries out
-what is complete. That is the thread that waits for a result, if one does, so that a result needs no change of threads;
-while nobody waits and something is outstanding, it is `holdfast-exchange`. `_lock` guards the tables, and is never held
-while tensors are added. Any thread may submit.
+Threads: one thread at a time drives the exchange, by holding its wheel (wheel.py): it reads what others wrote, and
+carries out what is complete. `_lock` guards the tables, and is never held while tensors are added. Any thread may
+submit.
 
 A rank that is lost ends the exchange: everything outstanding raises HorovodInternalError, on all ranks.
 """
@@ -32,13 +31,12 @@ from holdfast.horovod.exchange.packing import brought_bytes, packing_of, put
 from holdfast.horovod.exchange.records import KnownRequests, Record, What
 from holdfast.horovod.exchange.standstill import CollectiveStandstill
 from holdfast.horovod.exchange.timeline import Timeline
+from holdfast.horovod.exchange.wheel import WAIT_S, Wheel
 from holdfast.horovod.exchange.words import Request
 from holdfast.horovod.exchange.work import Submission, Work
 
-WAIT_S = 0.5  # a driver looks around at least this often
 ROOM_S = 120.0  # for others to read what is written, or to be done with what is shared
 SAY_WAIT_S = 1.0  # a script that has waited for so long says so
-TAKE_OVER_S = 0.0005  # the thread leaves a script that waits for one result after the other to itself
 
 
 class Exchange:
@@ -65,8 +63,9 @@ class Exchange:
         self._matching = Matching(rank, size)
         self._known = KnownRequests()
         self._lock = threading.RLock()
-        self._driving = threading.Lock()
-        self._wanted = 0  # threads that wait for the right to drive
+        self._wheel = Wheel(
+            drive=self._drive, wait=carrier.wait, wake=carrier.wake, outstanding=lambda: self._is_outstanding
+        )
         self._serial = 0
         self._outgoing = Outgoing(carrier)
         self._handles: dict[Ident, Handle] = {}  # not done
@@ -77,8 +76,6 @@ class Exchange:
         self._broken: HorovodInternalError | None = None
         self.departed = Departed()
         self._closed = False
-        self._something = threading.Event()
-        self._thread: threading.Thread | None = None
 
     # ---- what scripts ask
 
@@ -121,12 +118,14 @@ class Exchange:
         return handle
 
     def poll(self, handle: Handle) -> bool:
-        if not handle.done and self._driving.acquire(blocking=False):
+        if not handle.done and self._wheel.take_if_free():
             try:
                 self._carrier.wait(0.0)
                 self._drive()
             finally:
-                self._driving.release()
+                self._wheel.let_go()
+        if not handle.done and handle.polled(time.monotonic()):
+            self._look_at_wait(handle)
         return handle.done
 
     def synchronize(self, handle: Handle) -> Handle:
@@ -141,8 +140,10 @@ class Exchange:
             self._ready += self._matching.add_set(number, ranks)
 
     def remove_set(self, number: int) -> None:
+        """Called when all ranks are at this line. What is under way in it fails."""
         with self._lock:
-            self._matching.remove_set(number)
+            for ident in self._matching.remove_set(number):
+                self._fail(ident, HorovodInternalError("its process set was removed"))
 
     def lose(self, rank: int, reason: str) -> None:
         """By the ledger, this rank is gone: what it wrote last still counts. From any thread."""
@@ -159,11 +160,8 @@ class Exchange:
             if self._closed:
                 return
             self._closed = True
-        self._something.set()
-        self._carrier.wake()
-        self._wanted += 1
-        self._driving.acquire()
-        self._wanted -= 1
+        self._wheel.stop()
+        self._wheel.take()
         try:
             with self._lock:
                 broken = self._broken is not None
@@ -176,9 +174,8 @@ class Exchange:
                     pass
             self._carrier.close()
         finally:
-            self._driving.release()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(2.0)
+            self._wheel.let_go()
+        self._wheel.join(2.0)
         if self.timeline is not None:
             self.timeline.close()
 
@@ -241,19 +238,19 @@ class Exchange:
                 return found
             if time.monotonic() > until or not (self._lending or self._works or self._handles):
                 raise HorovodInternalError(f"there is no room for {length} bytes to be exchanged")
-            if self._driving.acquire(timeout=0.01):
+            if self._wheel.take_if_free(0.01):
                 try:
                     self._drive()
                     self._carrier.wait(0.001)
                 finally:
-                    self._driving.release()
+                    self._wheel.let_go()
             if self._broken is not None:
                 raise HorovodInternalError(str(self._broken))
 
     # ---- driving
 
     def _wait_for(self, handle: Handle) -> None:
-        if not self._take_wheel(handle):
+        if not self._wheel.take(unless=lambda: handle.done):
             return
         slept = False
         try:
@@ -267,54 +264,29 @@ class Exchange:
                 if not handle.done:
                     self._look_at_wait(handle)
         finally:
-            self._driving.release()
+            self._wheel.let_go()
             if slept:
                 self._waits(False)
-        if self._handles:
+        if self._is_outstanding:
             self._wake_thread()
 
-    def _take_wheel(self, handle: Handle) -> bool:
-        """The right to drive. False: another thread has brought it to its end meanwhile."""
-        if self._driving.acquire(blocking=False):
-            return True
-        self._wanted += 1
-        try:
-            self._carrier.wake()
-            while not handle.done:
-                if self._driving.acquire(timeout=0.05):
-                    return True
-            return False
-        finally:
-            self._wanted -= 1
+    @property
+    def _is_outstanding(self) -> bool:
+        """Whether somebody must drive: for a result of this rank, or for what others have not been given yet."""
+        return self._broken is None and bool(self._handles or self._outgoing or self._carrier.unsent)
 
     def _wake_thread(self) -> None:
-        if self.size == 1:
-            with self._driving:
-                self._drive()
+        if self.size > 1:
+            self._wheel.leave_to_thread()
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="holdfast-exchange", daemon=True)
-            self._thread.start()
-        self._something.set()
-
-    def _run(self) -> None:
-        """The thread: drives while something is outstanding and no script does."""
-        while not self._closed:
-            self._something.wait()
-            self._something.clear()
-            time.sleep(TAKE_OVER_S)
-            while self._handles and not self._closed and self._broken is None and not self._wanted:
-                if not self._driving.acquire(blocking=False):
-                    break  # a script drives, and wakes this thread when something is left
-                try:
-                    self._drive()
-                    if self._handles and not self._wanted:
-                        self._carrier.wait(WAIT_S)
-                finally:
-                    self._driving.release()
+        self._wheel.take()
+        try:
+            self._drive()
+        finally:
+            self._wheel.let_go()
 
     def _drive(self, until: Handle | None = None) -> None:
-        """Hear what there is, and carry out what is complete. The caller holds `_driving`."""
+        """Hear what there is, and carry out what is complete. The caller has the wheel."""
         while until is None or not until.done:
             self._hear()
             if not self._ready and not (self._works and self._advance()):
@@ -336,7 +308,6 @@ class Exchange:
             self._break(error.message)
 
     def _heard(self, rank: int, record: Record) -> None:
-        self._standstill.moved()
         what = record.what
         if what is What.ANNOUNCE:
             self._ready += self._matching.heard(rank, self._known.announced(record))
@@ -347,8 +318,8 @@ class Exchange:
             self._matching.waits(rank, record.serial)
         elif what is What.BYE:
             self._has_left(rank, record)
-        elif what is What.STALL and (why := self._standstill.heard(record)):
-            self._fail_all(CollectiveStall(f"no rank gets on: {why}"))
+        elif what is What.STALL:
+            self._give_up(*self._standstill.heard(record))
 
     def _has_left(self, rank: int, record: Record) -> None:
         self.departed.heard(rank, record)
@@ -462,9 +433,8 @@ class Exchange:
         """A script waits, and nothing comes: say so, report it, and find out whether anything ever will."""
         now = time.monotonic()
         waited_s = now - handle.began
-        if waited_s > SAY_WAIT_S and not handle.said:
-            handle.said = True
-            with self._lock:
+        with self._lock:
+            if waited_s > SAY_WAIT_S and not self._matching.is_waiting(self.rank):
                 self._outgoing.publish(Record(What.WAIT, handle.submission.serial))
                 self._matching.waits(self.rank, handle.submission.serial)
         if waited_s > self._stall_s and not handle.reported and handle.ident[0] in self._matching.sets:
@@ -472,7 +442,15 @@ class Exchange:
             missing = ", ".join(map(str, self._matching.missing(handle.ident)))
             self._report(f"{handle.submission.request.words} waits for rank {missing} since {waited_s:.0f} s")
         with self._lock:
-            found = self._standstill.look(now)
+            found = self._standstill.look(now, self.departed.ranks)
             if found is not None:
                 self._outgoing.publish(found[0])
-                self._fail_all(CollectiveStall(f"no rank gets on: {found[1]}"))
+                self._give_up(*found[1])
+
+    def _give_up(self, why: str, idents: Sequence[Ident]) -> None:
+        """These were not complete here."""
+        for ident in idents:
+            handle = self._handles.get(ident)
+            if handle is not None and handle.submission.offset is not None:
+                self._carrier.free(handle.submission.offset)  # nobody reads it
+            self._fail(ident, CollectiveStall(f"no rank gets on: {why}"))

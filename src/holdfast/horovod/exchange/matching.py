@@ -4,12 +4,14 @@ Every rank hears what every other rank submits, each rank's in its own order, an
 what is complete and what does not fit. Nobody coordinates, and no order between collectives is needed.
 
 A collective is known by its process set, its key and a count: how often this key was used before. Counts stay level
-between ranks because whoever has joined counts what the others do without it.
+between ranks because whoever has joined counts what the others do without it, and because the number of a process set
+is never used twice. What is asked for in process sets of others is followed, too: to see who waits for whom.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from holdfast.horovod.exchange.words import Kind, Request, disagreement
@@ -65,8 +67,7 @@ class Matching:
     _counts: dict[tuple[int, str], int] = field(default_factory=dict)  # how often I took part
     _joins: dict[int, int] = field(default_factory=dict)  # rank -> how often it has joined
     _waits: dict[int, int] = field(default_factory=dict)  # rank -> the serial that it waits for
-    _serials: dict[int, int] = field(default_factory=dict)  # the newest of each rank
-    _void: dict[int, int] = field(default_factory=dict)  # rank -> up to here nothing counts any more
+    _given_up: set[Ident] = field(default_factory=set)  # what somebody may still submit without having heard of it
     _early: list[tuple[int, Announced]] = field(default_factory=list)  # of process sets that I do not know yet
 
     def __post_init__(self) -> None:
@@ -75,6 +76,8 @@ class Matching:
     def next_count(self, members: int, key: str) -> int:
         """The count of the collective that I submit next under this key."""
         count = self._counts.get((members, key), 0)
+        while (members, key, count) in self._given_up:
+            count += 1
         self._counts[members, key] = count + 1
         return count
 
@@ -82,15 +85,11 @@ class Matching:
         """What is complete now that this rank has submitted this."""
         request = announced.request
         self._waits.pop(rank, None)
-        self._serials[rank] = announced.serial
         if request.members not in self.sets:
             self._early.append((rank, announced))  # it has made a process set that I am about to make
             return []
-        if self.me not in self.sets[request.members]:
-            return []
         ident = (request.members, request.key, announced.count)
-        if announced.serial <= self._void.get(rank, 0):
-            self._count_as_done(ident)
+        if ident in self._given_up:
             return []
         epoch = self._joins.get(rank, 0)
         pending = self._pending.setdefault(ident, _Pending(epoch))
@@ -112,9 +111,12 @@ class Matching:
         ]
 
     def _complete(self, ident: Ident) -> Matched | None:
+        """If it is complete, and mine."""
         if self._lacks(ident):
             return None
         parts = self._pending.pop(ident).parts
+        if self.me not in self.sets[ident[0]]:
+            return None
         requests = {rank: one.request for rank, one in parts.items()}
         if all(request.kind is Kind.JOIN for request in requests.values()):
             self.last_joined = max(requests, key=lambda rank: (requests[rank].stamp, rank))
@@ -129,25 +131,40 @@ class Matching:
         """This rank does nothing else until the collective with this serial is done."""
         self._waits[rank] = serial
 
-    def goes_on(self, rank: int) -> None:
-        self._waits.pop(rank, None)
+    def is_waiting(self, rank: int) -> bool:
+        """Whether what it has said that it waits for is not complete yet."""
+        return rank in self._waits and self._waiting_for(rank) is not None
 
     def missing(self, ident: Ident) -> list[int]:
         return self._lacks(ident) if ident in self._pending else []
 
-    def standstill(self) -> str:
-        """Why nothing will ever be complete: every rank waits for something that is not. Empty: that is not so."""
-        if len(self._waits) < self.size:
-            return ""
+    def standstill(self, left: AbstractSet[int] = frozenset()) -> tuple[str, list[Ident]]:
+        """Ranks that wait for each other, or for one that has left, for ever: why, and what cannot be done any more.
+
+        Each of them waits for something that lacks one of them. Nobody ever waits for a rank that has joined, so what
+        waits for the join goes on waiting. Empty: there is none.
+        """
+        waits = {rank: found for rank in self._waits if (found := self._waiting_for(rank)) is not None}
+        waits = {rank: found for rank, found in waits.items() if found[1].kind is not Kind.JOIN}
+        missing = {rank: self.missing(ident) for rank, (ident, _) in waits.items()}
+        while hopeful := [rank for rank in waits if not any(one in waits or one in left for one in missing[rank])]:
+            for rank in hopeful:
+                del waits[rank]
         said = []
-        for rank in range(self.size):
-            found = self._waiting_for(rank)
-            if found is None:
-                return ""
-            ident, request = found
-            names = ", ".join(map(str, self.missing(ident)))
+        for rank, (_, request) in sorted(waits.items()):
+            names = ", ".join(map(str, missing[rank]))
             said.append(f"rank {rank} waits for {request.words}, which rank {names} has not submitted")
-        return "; ".join(said)
+        return "; ".join(said), self._hopeless(waits, left) if said else []
+
+    def _hopeless(self, waits: Mapping[int, tuple[Ident, Request]], left: AbstractSet[int]) -> list[Ident]:
+        """What these wait for, and then whatever else some of them have submitted and others have not."""
+        found = dict.fromkeys(ident for ident, _ in waits.values())
+        for ident, pending in self._pending.items():
+            joining = any(one.request.kind is Kind.JOIN for one in pending.parts.values())
+            begun = any(rank in waits for rank in pending.parts)
+            if begun and not joining and any(rank in waits or rank in left for rank in self._lacks(ident)):
+                found[ident] = None
+        return list(found)
 
     def _waiting_for(self, rank: int) -> tuple[Ident, Request] | None:
         for ident, pending in self._pending.items():
@@ -156,32 +173,15 @@ class Matching:
                 return ident, mine.request
         return None
 
-    def heard_of(self) -> dict[int, int]:
-        """The newest serial of each rank."""
-        return dict(self._serials)
+    def give_up(self, idents: Iterable[Ident]) -> list[Ident]:
+        """After a standstill, which a rank finds and all hear of: those of them that were pending here.
 
-    def give_up(self, void: Mapping[int, int]) -> None:
-        """After a standstill, which one rank finds and all hear of: what was submitted up to these serials, of which
-        some may not be heard here yet, counts as done by all."""
-        self._void = dict(void)
-        self._waits.clear()
-        self._joins.clear()
-        for ident, pending in list(self._pending.items()):
-            old = [rank for rank, one in pending.parts.items() if one.serial <= void.get(rank, 0)]
-            if old:
-                self._count_as_done(ident)
-            for rank in old:
-                del pending.parts[rank]
-            pending.epoch = 0
-            if not pending.parts:  # else somebody has given up already, and gone on
-                del self._pending[ident]
-        for pending in self._pending.values():
-            for rank, one in pending.parts.items():
-                self._joins[rank] = int(one.request.kind is Kind.JOIN)
-
-    def _count_as_done(self, ident: Ident) -> None:
-        members, key, count = ident
-        self._counts[members, key] = max(self._counts.get((members, key), 0), count + 1)
+        Who has submitted these, or does before it hears of it, did so for nothing; who has not goes on with the count
+        after them.
+        """
+        idents = list(idents)
+        self._given_up.update(idents)
+        return [ident for ident in idents if self._pending.pop(ident, None) is not None]
 
     def needing(self, rank: int) -> list[Ident]:
         """What cannot be complete any more because this rank has left."""
@@ -196,5 +196,11 @@ class Matching:
         early, self._early = self._early, []
         return [found for rank, announced in early for found in self.heard(rank, announced)]
 
-    def remove_set(self, number: int) -> None:
+    def remove_set(self, number: int) -> list[Ident]:
+        """Forget it, and what is asked for in it, which can never be complete."""
         self.sets.pop(number, None)
+        dropped = [ident for ident in self._pending if ident[0] == number]
+        for ident in dropped:
+            del self._pending[ident]
+        self._counts = {key: count for key, count in self._counts.items() if key[0] != number}
+        return dropped

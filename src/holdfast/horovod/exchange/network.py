@@ -2,6 +2,10 @@
 
 Records and pieces of data are frames. A rank sends a peer its pieces of a collective only when all ranks have announced
 it, so nobody is sent what it has no use for. Frames wait here, and are handed to the connection one at a time.
+
+The connections are used by one thread at a time, which holds `_sockets`: who drives, also while it waits in their poll,
+or who publishes. Who publishes never waits for it: where somebody drives, its record is left in the queue, and the
+driver is woken.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ class Network:
         self._heard: list[tuple[int, Record]] = []
         self._pieces: dict[tuple[int, int, int], bytearray] = {}  # (rank, serial, phase) -> what has come of it
         self._gone = Gone()
-        self._sending = threading.Lock()
+        self._sockets = threading.Lock()
 
     def stage(self, length: int) -> tuple[int, torch.Tensor] | None:
         return 0, torch.empty(length, dtype=torch.uint8)
@@ -58,18 +62,28 @@ class Network:
         data = frame(record.encode())
         for queue in self._waiting.values():
             queue.append(data)
-        self._feed()
+        if self._sockets.acquire(blocking=False):
+            try:
+                self._feed()
+            finally:
+                self._sockets.release()
+        else:
+            self.wake()
         return True
 
-    def _feed(self) -> None:
-        """Hand on what waits, to those whose connection has room. One thread at a time: who submits, or who drives."""
-        with self._sending:
-            self._feed_all()
+    @property
+    def unsent(self) -> bool:
+        connections = list(self._group.connections.values())
+        return any(self._waiting.values()) or any(one.outbox and not one.lost for one in connections)
 
-    def _feed_all(self) -> None:
+    def _feed(self) -> None:
+        """Hand on what waits, to those whose connection has room. The caller holds `_sockets`."""
         for member, queue in self._waiting.items():
             connection = self._group.connections.get(member)
-            while queue and connection is not None and not connection.lost and not connection.outbox:
+            if connection is None or connection.lost:
+                queue.clear()
+                continue
+            while queue and not connection.outbox:
                 one = queue.popleft()
                 if isinstance(one, tuple):
                     serial, phase, data = one
@@ -94,9 +108,13 @@ class Network:
         return found
 
     def wait(self, at_most_s: float) -> None:
-        self._feed()
-        if self._heard:
-            at_most_s = 0.0
+        with self._sockets:
+            self._feed()
+            self._listen(0.0 if self._heard else at_most_s)
+            self._feed()
+        self._sort_mail()
+
+    def _listen(self, at_most_s: float) -> None:
         for news in self._group.poll(at_most_s):
             if isinstance(news, PeerGone):
                 self._lose(news)
@@ -106,8 +124,6 @@ class Network:
                 self._pieces.setdefault((rank, record.serial, record.count), bytearray()).extend(record.data)
             if record.what is not What.SKIP:
                 self._heard.append((rank, record))
-        self._feed()
-        self._sort_mail()
 
     def give(self, serial: int, phase: int, data: torch.Tensor, ranges: Mapping[int, Ranges]) -> None:
         whole = memoryview(data.numpy())  # type: ignore[arg-type]
@@ -116,7 +132,8 @@ class Network:
             for start, stop in wanted:
                 for low in range(start, stop, PIECE_BYTES):
                     queue.append((serial, phase, whole[low : min(low + PIECE_BYTES, stop)]))
-        self._feed()
+        with self._sockets:
+            self._feed()
 
     def ready(self, serials: Serials, phase: int, wanted: Mapping[int, Ranges]) -> bool:
         for rank, ranges in wanted.items():
@@ -150,10 +167,12 @@ class Network:
     def leave(self) -> None:
         kernel = self._group.kernel
         until = kernel.now() + FLUSH_S
-        while any(queue for queue in self._waiting.values()) and kernel.now() < until:
+        while any(self._waiting.values()) and kernel.now() < until:
             self.wait(0.01)
-        self._group.flush(max(0.0, until - kernel.now()))
+        with self._sockets:
+            self._group.flush(max(0.0, until - kernel.now()))
         self.close()
 
     def close(self) -> None:
-        self._group.close()
+        with self._sockets:
+            self._group.close()

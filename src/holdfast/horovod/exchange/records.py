@@ -28,7 +28,7 @@ class What(IntEnum):
     WAIT = 4  # my script waits for this collective
     BYE = 5  # I leave in order: nothing comes after this
     DATA = 6  # a piece of data for one peer (network)
-    STALL = 7  # all ranks wait for each other: give up what was submitted up to these serials, and why
+    STALL = 7  # ranks wait for each other: why, and the collectives that all give up
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,11 @@ class SharedMemory:
     def _ring(self) -> None:
         for rank, region in self._others.items():
             if region.asleep and rank not in self._gone:
-                self._group.send(self._members[rank], DOORBELL)
+                self._group.ring(self._members[rank], DOORBELL)
+
+    @property
+    def unsent(self) -> bool:
+        return False
 
     def _is_there(self) -> bool:
         read = self._read

@@ -1,4 +1,4 @@
-"""Whether all ranks wait for each other, for ever: found by one of them, told to the others, who give up alike.
+"""Whether ranks wait for each other, for ever: found by one of them, told to the others, who give up alike.
 
 Guarded by the exchange.
 """
@@ -6,53 +6,52 @@ Guarded by the exchange.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from holdfast.core.errors import ProtocolError
-from holdfast.horovod.exchange.matching import Matching
-from holdfast.horovod.exchange.records import Record, What
+from holdfast.horovod.exchange.matching import Ident, Matching
+from holdfast.horovod.exchange.records import TEXT_BYTES_MAX, Record, What
 
 CHARACTERS_MAX = 4096
-STILL_S = 3.0  # all wait, and nothing has changed since: a script may submit from another thread meanwhile
+IDENT_BYTES = 64  # of one in a record, beside its key
+STILL_S = 3.0  # these ranks have waited so since: a script may submit from another thread meanwhile
+Found = tuple[str, list[Ident]]  # why, and what is given up that was pending here
 
 
 class CollectiveStandstill:
     def __init__(self, matching: Matching) -> None:
         self._matching = matching
-        self._since: float | None = None
-        self._number = 0  # of those that were given up
+        self._why = ""
+        self._since = 0.0
 
-    def moved(self) -> None:
-        """A rank has said something."""
-        self._since = None
-
-    def look(self, now: float) -> tuple[Record, str] | None:
-        """What to tell the others, and why, when there is one; it is given up then."""
-        why = self._matching.standstill()[:CHARACTERS_MAX]
-        if not why:
-            self._since = None
+    def look(self, now: float, left: AbstractSet[int]) -> tuple[Record, Found] | None:
+        """What to tell the others, when there is one; it is given up then."""
+        why, idents = self._matching.standstill(left)
+        if why != self._why:
+            self._why, self._since = why, now
+        if not why or now - self._since <= STILL_S:
             return None
-        if self._since is None:
-            self._since = now
-        if now - self._since <= STILL_S:
-            return None
-        void = self._matching.heard_of()
-        text = json.dumps([why, list(void.items())]).encode()
-        self._give_up(void)
-        return Record(What.STALL, count=self._number, text=text), why
+        why, idents = why[:CHARACTERS_MAX], _fitting(idents)
+        self._why = ""
+        return Record(What.STALL, text=json.dumps([why, idents]).encode()), (why, self._matching.give_up(idents))
 
-    def heard(self, record: Record) -> str:
-        """Another rank has found one. Why, or nothing where this rank has found it, too."""
-        if record.count <= self._number:
-            return ""
+    def heard(self, record: Record) -> Found:
+        """Another rank has found one. Two may find the same, or two of them at once: all of it is given up."""
         try:
-            why, void = json.loads(record.text)
-            self._give_up({int(rank): int(serial) for rank, serial in void})
+            why, said = json.loads(record.text)
+            idents = [(int(members), str(key), int(count)) for members, key, count in said]
         except (ValueError, TypeError) as error:
             raise ProtocolError("a rank told of a standstill in words that make no sense") from error
-        return str(why)
+        return str(why), self._matching.give_up(idents)
 
-    def _give_up(self, void: Mapping[int, int]) -> None:
-        self._number += 1
-        self._since = None
-        self._matching.give_up(void)
+
+def _fitting(idents: Sequence[Ident]) -> list[Ident]:
+    """As many as one record holds. The first are those that ranks wait for; the rest is found when somebody waits."""
+    left, found = TEXT_BYTES_MAX // 2, list[Ident]()
+    for ident in idents:
+        left -= len(json.dumps(ident[1])) + IDENT_BYTES
+        if left < 0 and found:
+            break
+        found.append(ident)
+    return found

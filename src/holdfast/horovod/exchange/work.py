@@ -263,10 +263,11 @@ class Work:
         request = self.mine.request
         if request.root not in self.ranks:
             raise ProtocolError(f"rank {request.root} is not in this process set")
+        root = self.mine.memory
         if self.pack.nbytes:
-            self._put_out(self._fetched(carrier, request.root, [(0, self.pack.nbytes)])[0])
-        else:
-            self._put_out(self.mine.memory)
+            (root,) = self._fetched(carrier, request.root, [(0, self.pack.nbytes)])
+        # Where results have no place yet they are taken later, when the root may use its memory for something else.
+        self._put_out(root if self.mine.outputs is not None else root.clone())
 
 
 def _whole(announced: Announced) -> torch.Tensor:

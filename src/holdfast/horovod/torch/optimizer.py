@@ -27,6 +27,10 @@ from holdfast.horovod.world.runtime import runtime
 
 Parameter = torch.Tensor
 BUCKET_BYTES = 4 * 1024 * 1024
+TOO_MANY_PASSES = (
+    "gradients were computed more than backward_passes_per_step times before step(): give a larger "
+    "backward_passes_per_step to add them up on this rank"
+)
 Named = Iterable[tuple[str, Parameter]]
 
 
@@ -154,10 +158,7 @@ class _Distributed(torch.optim.Optimizer):
             return
         bucket = self._bucket_of[id(parameter)]
         if bucket.left[id(parameter)] <= 0:
-            raise AssertionError(
-                "gradients were computed more than backward_passes_per_step times before step(): give a larger "
-                "backward_passes_per_step to add them up on this rank"
-            )
+            raise AssertionError(TOO_MANY_PASSES)
         bucket.left[id(parameter)] -= 1
         if bucket.is_full:
             self._submit(bucket)
@@ -275,9 +276,32 @@ class _Distributed(torch.optim.Optimizer):
 
 
 class _DistributedAdasum(torch.optim.Optimizer):
-    """Adasum combines what the optimizer does to the parameters, rather than gradients."""
+    """Adasum combines what the optimizer does to the parameters, rather than gradients: dense, whatever those are."""
 
     process_set: ProcessSet
+    backward_passes_per_step: int
+    _compression: type[Compressor]
+    _passes: dict[int, int]  # parameter -> backward passes since the last step
+
+    def _distribute(self, settings: dict[str, Any], process_set: ProcessSet) -> None:
+        self.process_set = process_set
+        self._compression = settings["compression"]
+        self.backward_passes_per_step = settings["backward_passes_per_step"]
+        self._passes = {}
+        self._hooks = [
+            one.register_post_accumulate_grad_hook(self._arrived)
+            for group in self.param_groups
+            for one in group["params"]
+            if one.requires_grad
+        ]
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        self.backward_passes_per_step = passes
+
+    def _arrived(self, parameter: Parameter) -> None:
+        passes = self._passes[id(parameter)] = self._passes.get(id(parameter), 0) + 1
+        if passes > self.backward_passes_per_step:
+            raise AssertionError(TOO_MANY_PASSES)
 
     def synchronize(self) -> None:
         """There is nothing to wait for: step() does all."""
@@ -288,12 +312,15 @@ class _DistributedAdasum(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         parameters = [one for group in self.param_groups for one in group["params"] if one.requires_grad]
         before = [one.detach().clone() for one in parameters]
+        self._passes.clear()
         loss = super().step(closure)
+        self._passes.clear()
         with torch.no_grad():
             steps = [one.detach() - old for one, old in zip(parameters, before, strict=True)]
-            grouped_allreduce_(steps, op=Adasum, process_set=self.process_set)
-            for one, old, step in zip(parameters, before, steps, strict=True):
-                one.copy_(old + step)
+            packed = [self._compression.compress(step) for step in steps]
+            grouped_allreduce_([one for one, _ in packed], op=Adasum, process_set=self.process_set)
+            for parameter, old, (one, about) in zip(parameters, before, packed, strict=True):
+                parameter.copy_(old + self._compression.decompress(one, about))
         return loss
 
 
@@ -329,9 +356,6 @@ def DistributedOptimizer(
     kind: Any = type(optimizer.__class__.__name__, (before, optimizer.__class__), {})
     wrapped = kind.__new__(kind)
     wrapped.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
-    if op == Adasum:
-        wrapped.process_set = process_set
-        return wrapped
     settings = {
         "compression": compression,
         "op": Op(op),
@@ -339,5 +363,8 @@ def DistributedOptimizer(
         "gradient_predivide_factor": gradient_predivide_factor,
         "sparse_as_dense": sparse_as_dense,
     }
-    wrapped._distribute(named, groups, settings, process_set)
+    if op == Adasum:
+        wrapped._distribute(settings, process_set)
+    else:
+        wrapped._distribute(named, groups, settings, process_set)
     return wrapped

@@ -66,14 +66,15 @@ def _reduce(
 ) -> int:
     _check(tensors, op, process_set)
     request = ask(Kind.ALLREDUCE, tensors, name, process_set, op=op, **scales)
+    targets = [out.detach() for out in outputs]  # a parameter, too, is written without a word to autograd
 
     def finish(handle: Handle) -> Any:
-        for out, result in zip(outputs, handle.results, strict=True):
-            if out is not result:
-                out.detach().copy_(result)
+        for target, result in zip(targets, handle.results, strict=True):
+            if target is not result:
+                target.copy_(result)
         return list(outputs) if grouped else outputs[0]
 
-    return submit(request, tensors, finish, outputs, soon=soon)
+    return submit(request, tensors, finish, targets, soon=soon)
 
 
 def _empty(tensor: Tensor) -> Tensor:

@@ -53,6 +53,7 @@ class World:
     hosts: Sequence[str]  # of each rank
     view: View | None = None
     sets: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    sets_made: int = 0
 
     @property
     def size(self) -> int:
@@ -242,6 +243,7 @@ class Runtime:
         lines = self._lines
         assert lines is not None
         began, proposed_at, least = time.monotonic(), 0.0, os.environ.get(LEAST, "")
+        until = began + MEET_S  # whatever views it enters in vain meanwhile
         lines.enters(True, self.commits)
         while True:
             lines.sort_mail()
@@ -256,8 +258,10 @@ class Runtime:
             move = next_move(lines.state, standing) if not self._asked_to_leave else Move("asked to leave", end=True)
             if move.end:
                 self._leave(move.reason)
+            if now > until:
+                raise HorovodInternalError(f"no world came about in {MEET_S:.0f} s: {move.reason}")
             if move.enter is not None:
-                world = self._enter(move.enter)
+                world = self._enter(move.enter, until)
                 if world is not None:
                     lines.enters(False, self.commits)
                     return world
@@ -268,16 +272,13 @@ class Runtime:
                 lines.propose(move.propose)
             elif lines.news is not None and lines.me not in lines.state.ids:
                 lines.register()
-            if now - began > MEET_S:
-                raise HorovodInternalError(f"no world came about in {MEET_S:.0f} s: {move.reason}")
             lines.wait_for_mail(LOOK_S)
 
-    def _enter(self, view: View) -> World | None:
+    def _enter(self, view: View, until: float) -> World | None:
         """Connect to all members. None: that was in vain, and another view is due."""
         lines = self._lines
         assert lines is not None
         group, rank = lines.open_world(view), view.rank(lines.me)
-        until = time.monotonic() + MEET_S
         lost: set[str] = set()
         while not group.complete:
             lines.sort_mail()

@@ -1,8 +1,8 @@
 """Callbacks of a fit that several workers make together: what only the leader does, and what travels with the state.
 
 Every worker calls every callback once a step, with the same numbers. Those that print or write files do so on the
-leader only. What Keras' own callbacks remember (the best value, since when, the history) travels to workers that join;
-a person's callback may have state_dict and load_state_dict for the same.
+leader only (leading.py). What Keras' own callbacks remember (the best value, since when, the history) travels to
+workers that join; a person's callback may have state_dict and load_state_dict for the same.
 """
 
 from __future__ import annotations
@@ -14,62 +14,11 @@ from typing import Any
 import keras
 import numpy
 
+from holdfast.integrations.keras.leading import led
+
 _WRITERS = ("ProgbarLogger", "ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor")
 _REMEMBER = ("History", "EarlyStopping", "ReduceLROnPlateau", "LearningRateScheduler")
-_HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
 _PLAIN = (bool, int, float, str, type(None))
-
-
-class LeaderOnly(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
-    """A callback that is called on the leader. Who becomes the leader in the middle of an epoch begins it then."""
-
-    def __init__(self, inner: Any, is_leader: Callable[[], bool]) -> None:
-        super().__init__()
-        self.inner = inner
-        self._is_leader = is_leader
-        self._begins: list[Callable[[], Any]] = []  # what the inner one was not told yet
-
-    def set_params(self, params: Any) -> None:
-        super().set_params(params)
-        self.inner.set_params(params)
-
-    def set_model(self, model: Any) -> None:
-        super().set_model(model)
-        self.inner.set_model(model)
-
-    def forward(self, hook: str, *arguments: Any, **named: Any) -> None:
-        call = getattr(self.inner, hook)
-        if hook in ("on_train_begin", "on_epoch_begin"):
-            if hook == "on_epoch_begin":
-                self._begins = [one for one in self._begins if getattr(one, "hook", "") != hook]
-            self._begins.append(_Told(hook, lambda: call(*arguments, **named)))
-        if not self._is_leader():
-            return
-        begins, self._begins = self._begins, []
-        for begin in begins:
-            begin()
-        if hook not in ("on_train_begin", "on_epoch_begin"):
-            call(*arguments, **named)
-
-
-class _Told:
-    def __init__(self, hook: str, call: Callable[[], Any]) -> None:
-        self.hook = hook
-        self._call = call
-
-    def __call__(self) -> None:
-        self._call()
-
-
-def _forwarding(hook: str) -> Callable[..., None]:
-    def forward(self: LeaderOnly, *arguments: Any, **named: Any) -> None:
-        self.forward(hook, *arguments, **named)
-
-    return forward
-
-
-for _hook in _HOOKS:
-    setattr(LeaderOnly, _hook, _forwarding(_hook))
 
 
 class CallbackState:
@@ -92,7 +41,7 @@ class CallbackState:
                 vars(one).update(values)
 
 
-def callbacks_of(given: Any, is_leader: Callable[[], bool]) -> list[Any]:
+def callbacks_of(given: Any, is_leader: Callable[[], bool], steps_done: Callable[[], int]) -> list[Any]:
     """Those of a fit, with the history at their end."""
     if isinstance(given, keras.callbacks.CallbackList):
         given = given.callbacks
@@ -102,7 +51,7 @@ def callbacks_of(given: Any, is_leader: Callable[[], bool]) -> list[Any]:
         found.remove(one)
     if not any(isinstance(one, keras.callbacks.History) for one in found):
         found.append(keras.callbacks.History())
-    return [LeaderOnly(one, is_leader) if _is_one_of(one, _WRITERS) else one for one in found]
+    return [led(one, is_leader, steps_done) if _is_one_of(one, _WRITERS) else one for one in found]
 
 
 def settle_monitors(callbacks: Sequence[Any]) -> None:

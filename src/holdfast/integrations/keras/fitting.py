@@ -14,8 +14,9 @@ import keras
 
 from holdfast.core.errors import ConfigError
 from holdfast.engine.api import joining
-from holdfast.integrations.keras.callbacks import CallbackState, LeaderOnly, callbacks_of, settle_monitors
+from holdfast.integrations.keras.callbacks import CallbackState, callbacks_of, settle_monitors
 from holdfast.integrations.keras.computing import ShardStep, framework_of
+from holdfast.integrations.keras.leading import LeaderOnly
 from holdfast.integrations.keras.settings import FitData, FitSettings, data_of
 from holdfast.integrations.variables.arrays import first, transformed
 from holdfast.integrations.variables.finding import variables_of
@@ -48,15 +49,20 @@ class Fitting:
         if not model.compiled:
             raise ConfigError("the model is not compiled", hint="model.compile(optimizer=..., loss=...) before fit")
         data = data_of(settings, self._shards)
-        callbacks = callbacks_of(settings.callbacks, lambda: self.run is not None and bool(self.run.leader))
+        callbacks = callbacks_of(
+            settings.callbacks,
+            lambda: self.run is not None and bool(self.run.leader),
+            lambda: 0 if self.run is None else self.run.step,
+        )
         run = self._join(data, callbacks)
         steps = data.steps_per_epoch
         whole = self._callback_list(callbacks, settings, steps)
         model.stop_training = False
         whole.on_train_begin()
-        epoch = -1
+        epoch, ended = -1, False
         logs: dict[str, float] = {}
-        for step in run.steps(max(0, settings.epochs - settings.initial_epoch) * steps):
+        count = max(0, settings.epochs - settings.initial_epoch) * steps
+        for step in run.steps(count):
             at, number = settings.initial_epoch + step.number // steps, step.number % steps
             if at != epoch:
                 epoch = at
@@ -68,7 +74,11 @@ class Fitting:
                 model.reset_metrics()
             if model.stop_training:
                 run.stop("a callback has set model.stop_training")
-        whole.on_train_end(logs)
+            if model.stop_training or step.number == count - 1:
+                whole.on_train_end(logs)  # in the last step, so that what it does to the weights is in the run
+                ended = True
+        if not ended:
+            whole.on_train_end(logs)
         return model.history
 
     # ---- before the first step

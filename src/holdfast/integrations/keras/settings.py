@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -111,6 +112,11 @@ def _batches(settings: FitSettings, shards: int) -> FitData:
     if given:
         raise ConfigError(f"fit got {given[0]}, and data that has its own batches", hint=f"leave out {given[0]}")
     x = settings.x
+    if isinstance(x, keras.utils.PyDataset) and type(x).on_epoch_end is not keras.utils.PyDataset.on_epoch_end:
+        warnings.warn(
+            f"{type(x).__name__}.on_epoch_end is not called: every epoch has the same batches, in the same order",
+            stacklevel=2,
+        )
     dataset = batches_of_pipeline(x, shards) if is_pipeline(x) else Batches(x.__getitem__, len(x), shards)
     return FitData(
         dataset=dataset,
@@ -124,6 +130,8 @@ def _batches(settings: FitSettings, shards: int) -> FitData:
 def _with_weights(settings: FitSettings) -> tuple[Any, ...]:
     """(x,), (x, y) or (x, y, weights)."""
     weights = settings.sample_weight
+    if weights is not None and settings.y is None:
+        raise ConfigError("fit got sample_weight and no labels", hint="give y, or leave sample_weight out")
     if settings.class_weight is not None:
         if weights is not None or settings.y is None:
             raise ConfigError("fit got class_weight and no labels, or sample_weight too", hint="leave one of them out")

@@ -9,6 +9,7 @@ Each is a dataset for holdfast.join, and `__getitems__` gives a shard at once; `
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -137,6 +138,15 @@ def is_pipeline(dataset: Any) -> bool:
     return hasattr(dataset, "as_numpy_iterator") and hasattr(dataset, "cardinality")
 
 
+def shuffles_anew(dataset: Any) -> bool:
+    """Whether a tf.data.Dataset can be seen to have another order each time, or on each worker."""
+    if hasattr(dataset, "_reshuffle_each_iteration"):  # it is a shuffle, and None is True
+        seeded = any(int(getattr(dataset, name, 1)) for name in ("_seed", "_seed2"))
+        if dataset._reshuffle_each_iteration is not False or not seeded:
+            return True
+    return any(map(shuffles_anew, getattr(dataset, "_inputs", tuple)()))
+
+
 def batches_of_pipeline(dataset: Any, shards: int) -> Batches:
     """Every worker reads all of it, in its one order, and takes the rows of its shards."""
     count = int(dataset.cardinality())
@@ -144,6 +154,12 @@ def batches_of_pipeline(dataset: Any, shards: int) -> Batches:
         raise ConfigError(
             "the tf.data.Dataset does not say how many batches it has",
             hint="dataset.apply(tf.data.experimental.assert_cardinality(count)), without repeat()",
+        )
+    if shuffles_anew(dataset):
+        warnings.warn(
+            "the tf.data.Dataset has another order whenever it is read, and every worker reads it by itself: give its "
+            "shuffle a seed, and reshuffle_each_iteration=False",
+            stacklevel=2,
         )
     start = lambda number: iter(dataset.skip(number).as_numpy_iterator())  # noqa: E731
     return Batches(Pipeline(start, "the tf.data.Dataset"), count, shards)
