@@ -18,6 +18,8 @@ parser.add_argument("steps", type=int)
 parser.add_argument("optimizer", choices=["SGD", "AdamW"])
 parser.add_argument("--plain", action="store_true")
 parser.add_argument("--large", action="store_true", help="so large that a reduction takes two rounds")
+parser.add_argument("--unequal", action="store_true", help="batches of 9 samples, which 8 shards share as 2, 1, 1, ...")
+parser.add_argument("--mixed", action="store_true", help="computes in bfloat16")
 parser.add_argument("--gate", default="")
 parser.add_argument("--shards", type=int, default=8)
 parser.add_argument("--wrong", default="", help="what a group cannot do")
@@ -36,7 +38,9 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.last(self.hidden(F.gelu(self.norm(self.first(x)))))
-        return y
+        if args.wrong == "twice":
+            y = y + self.last(self.hidden(y.new_ones(57)))
+        return y.float()
 
 
 class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -54,13 +58,14 @@ def main() -> None:
     model = Net(513 if args.large else 57)
     rank = 0
     if not args.plain:
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         group = holdfast.group()
         rank = group.rank
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if args.mixed else None)
         for layer in (model.first, model.hidden, model.last):
-            fully_shard(layer, mesh=group.mesh)
-        fully_shard(model, mesh=group.mesh)
+            fully_shard(layer, mesh=group.mesh, mp_policy=policy)
+        fully_shard(model, mesh=group.mesh, mp_policy=policy)
     kinds = {
         "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
         "AdamW": lambda p: torch.optim.AdamW(p, lr=3e-3),
@@ -69,7 +74,11 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7)
     more: dict[str, Any] = {"mode": holdfast.Elastic()} if args.wrong == "elastic" else {}
     extras = {"scheduler": scheduler}
-    run = holdfast.join(model, optimizer, Samples(), batch_size=48, shards=args.shards, seed=3, extras=extras, **more)
+    if args.unequal:
+        more["batch_sampler"] = [list(range(start, start + 9)) for start in range(0, 450, 9)]
+    else:
+        more["batch_size"] = 48
+    run = holdfast.join(model, optimizer, Samples(), shards=args.shards, seed=3, extras=extras, **more)
     if args.wrong == "evaluate":
         run.evaluate(Samples(), lambda batch: {"loss": F.mse_loss(model(batch[0]), batch[1])})
     for step in run.steps(args.steps):

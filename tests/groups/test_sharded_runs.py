@@ -46,6 +46,7 @@ def found_digest(said: str) -> str:
 
 @contextmanager
 def training(home: Path, groups: int, ranks: int, *script: str, held_at: int | None = None) -> Iterator[ObservedRun]:
+    home.mkdir(exist_ok=True)
     gate = Gate(home / "gate")
     words = [SCRIPT, str(STEPS), *script]
     if held_at is not None:
@@ -80,13 +81,28 @@ def test_a_script_alone_is_a_group_of_one_rank(tmp_path: Path, whole: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("groups", "ranks", "kind"), [(1, 2, "SGD"), (1, 4, "AdamW"), (2, 1, "AdamW"), (3, 2, "AdamW"), (2, 4, "SGD")]
+    ("groups", "ranks", "kind"),
+    [(groups, ranks, "AdamW") for groups in (1, 2, 3) for ranks in (1, 2, 4)] + [(1, 2, "SGD"), (2, 4, "SGD")],
 )
 def test_any_groups_and_ranks_give_the_bits_of_one_process(
     tmp_path: Path, whole: dict[str, str], groups: int, ranks: int, kind: str
 ) -> None:
     with training(tmp_path, groups, ranks, kind) as run:
         assert digest_of(run) == whole[kind]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_shards_of_unequal_numbers_of_samples_count_for_what_they_have(tmp_path: Path, ranks: int) -> None:
+    right = trained(tmp_path, "SGD", "--plain", "--unequal")
+    with training(tmp_path, 1, ranks, "SGD", "--unequal") as run:
+        assert digest_of(run) == right
+
+
+def test_gradients_of_less_precision_are_added_up_in_that_of_the_parameters(tmp_path: Path) -> None:
+    right = trained(tmp_path, "SGD", "--mixed", "--unequal")
+    for ranks in (2, 4):
+        with training(tmp_path / str(ranks), 1, ranks, "SGD", "--mixed", "--unequal") as run:
+            assert digest_of(run) == right
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["one round", "two rounds"])
@@ -181,6 +197,7 @@ def test_what_does_not_go_with_ranks_is_said_at_once(
         (["--shards", "3"], "3 shards cannot be dealt to groups of 2 ranks"),
         (["--wrong", "batch norm"], "a buffer of a model that is sharded over a group changes"),
         (["--wrong", "elastic"], "the mode Elastic does not train models that are sharded"),
+        (["--wrong", "twice"], "are added up twice in one shard"),
         (["--wrong", "evaluate"], "run.evaluate does not go with groups of ranks yet"),
     ],
 )
