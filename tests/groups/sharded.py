@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import holdfast
+from holdfast.placement.ranks import ranks_here
 from tests.harness.gate import wait_at
 
 parser = argparse.ArgumentParser()
@@ -94,6 +95,11 @@ def main() -> None:
             print(f"step {step.number} loss {step.metrics['loss']!r} norm {norm.item()!r}", flush=True)
     digest = run.digest()
     print(f"digest {digest}", flush=True)
+    if args.wrong == "last lines" and rank == 1:
+        run.close()
+        while ranks_here().links[0].recv(1 << 16):  # until rank 0 is through
+            pass
+        raise OSError("the disk is full")
 
 
 if __name__ == "__main__":

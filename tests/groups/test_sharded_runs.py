@@ -169,6 +169,14 @@ def test_a_checkpoint_of_groups_is_loaded_by_any_number_of_ranks(tmp_path: Path,
     assert {name: tuple(tensor.shape) for name, tensor in exported.items()}["hidden.0.weight"] == (57, 57)
 
 
+def test_a_rank_that_fails_in_its_last_lines_makes_the_run_fail(tmp_path: Path) -> None:
+    with training(tmp_path, 1, 2, "SGD", "--wrong", "last lines") as run:
+        run.wait(run.over, "the end of the run", 60)
+        assert run.agent is not None and run.agent.returncode == 1, run.log()
+        assert "the disk is full" in run.log()
+        assert "rank 1 of this group ended with exit code 1, and the group has failed with it" in run.log()
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
