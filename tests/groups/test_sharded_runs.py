@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from tests.harness.gate import Gate
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 SCRIPT = str(Path(__file__).with_name("sharded.py"))
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sharded-models.md"
 STEPS = 6
 
 
@@ -45,14 +46,16 @@ def found_digest(said: str) -> str:
 
 
 @contextmanager
-def training(home: Path, groups: int, ranks: int, *script: str, held_at: int | None = None) -> Iterator[ObservedRun]:
+def training(
+    home: Path, groups: int, ranks: int, *script: str, held_at: int | None = None, options: Sequence[str] = ()
+) -> Iterator[ObservedRun]:
     home.mkdir(exist_ok=True)
     gate = Gate(home / "gate")
     words = [SCRIPT, str(STEPS), *script]
     if held_at is not None:
         gate.open_to(held_at)
         words += ["--gate", str(gate.path)]
-    run = ObservedRun(home, "r", ["--workers", str(groups), "--ranks", str(ranks)], words)
+    run = ObservedRun(home, "r", ["--workers", str(groups), "--ranks", str(ranks), *options], words)
     run.start()
     try:
         yield run
@@ -145,6 +148,21 @@ def test_the_other_ranks_end_with_their_first(tmp_path: Path, whole: dict[str, s
         assert digest_of(run) == whole["SGD"]
 
 
+def test_a_rank_that_is_stopped_is_found_and_its_group_replaced(tmp_path: Path, whole: dict[str, str]) -> None:
+    """Rank 0 waits for it within a forward pass, where nothing but the agent sees that it stands still."""
+    with training(tmp_path, 2, 2, "SGD", held_at=3, options=["--hang-after", "10s"]) as run:
+        gate = Gate(tmp_path / "gate")
+        names = [f"w{slot}.1-{rank}" for slot in range(2) for rank in range(2)]
+        run.wait(lambda: len(gate.at(3, names)) == 4, "all ranks to come to step 3")
+        (rank,) = others_of(run.pids["w1.1"])
+        os.kill(rank, signal.SIGSTOP)
+        gate.open_to()
+        assert digest_of(run) == whole["SGD"]
+    assert not process_state(rank)
+    ended = [event for event in run.seen if event["kind"] == "worker_exited" and event["worker"] == "w1.1"]
+    assert [event["reason"] for event in ended] == ["hung"]
+
+
 def test_a_checkpoint_of_groups_is_loaded_by_any_number_of_ranks(tmp_path: Path, whole: dict[str, str]) -> None:
     """Two groups of two save; one of four goes on, and then a model that is not sharded, to the bits of one that did
     all of it."""
@@ -196,6 +214,9 @@ def test_what_does_not_go_with_ranks_is_said_at_once(
 ) -> None:
     code = main(["run", "--dir", str(tmp_path), "--run", "r", "--workers", "1", *words, SCRIPT, "1", "SGD"])
     assert code == 2 and why in capsys.readouterr().err
+    if len(words) > 2:
+        option = " ".join(words[2:]) if words[2] == "--path" else words[2]
+        assert f"`{option}`" in PAGE.read_text().partition("does not go with")[2]
 
 
 @pytest.mark.parametrize(
