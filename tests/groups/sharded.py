@@ -6,12 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import holdfast
 from holdfast.placement.ranks import ranks_here
+from holdfast.state.local import whole
 from tests.harness.gate import wait_at
 
 parser = argparse.ArgumentParser()
@@ -21,6 +23,7 @@ parser.add_argument("--plain", action="store_true")
 parser.add_argument("--large", action="store_true", help="so large that a reduction takes two rounds")
 parser.add_argument("--unequal", action="store_true", help="batches of 9 samples, which 8 shards share as 2, 1, 1, ...")
 parser.add_argument("--mixed", action="store_true", help="computes in bfloat16")
+parser.add_argument("--whole", type=Path, help="a file for all of the state at the end, put together by torch")
 parser.add_argument("--gate", default="")
 parser.add_argument("--shards", type=int, default=8)
 parser.add_argument("--wrong", default="", help="what a group cannot do")
@@ -93,6 +96,14 @@ def main() -> None:
         scheduler.step()
         if run.leader:
             print(f"step {step.number} loss {step.metrics['loss']!r} norm {norm.item()!r}", flush=True)
+    if args.whole:
+        weights = {name: whole(value) for name, value in model.state_dict().items()}
+        names = [name for name, _ in model.named_parameters()]
+        states = [optimizer.state[parameter] for parameter in model.parameters()]
+        for name, state in zip(names, states, strict=True):
+            weights |= {f"{name} {key}": whole(value) for key, value in state.items()}
+        if rank == 0:
+            safetensors.torch.save_file(weights, args.whole)
     digest = run.digest()
     print(f"digest {digest}", flush=True)
     if args.wrong == "last lines" and rank == 1:
