@@ -24,6 +24,7 @@ parser.add_argument("--large", action="store_true", help="so large that a reduct
 parser.add_argument("--unequal", action="store_true", help="batches of 9 samples, which 8 shards share as 2, 1, 1, ...")
 parser.add_argument("--mixed", action="store_true", help="computes in bfloat16")
 parser.add_argument("--whole", type=Path, help="a file for all of the state at the end, put together by torch")
+parser.add_argument("--skips", action="store_true", help="a module that every other step does not use")
 parser.add_argument("--gate", default="")
 parser.add_argument("--shards", type=int, default=8)
 parser.add_argument("--wrong", default="", help="what a group cannot do")
@@ -33,6 +34,8 @@ args = parser.parse_args()
 class Net(nn.Module):
     """Widths that no number of ranks divides, dropout, and a parameter of one dimension."""
 
+    step = 0
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first = nn.Linear(33, width)
@@ -41,7 +44,8 @@ class Net(nn.Module):
         self.last = nn.Linear(width, 11)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.last(self.hidden(F.gelu(self.norm(self.first(x)))))
+        hidden = F.gelu(self.norm(self.first(x)))
+        y: torch.Tensor = self.last(hidden if args.skips and self.step % 2 else self.hidden(hidden))
         if args.wrong == "twice":
             y = y + self.last(self.hidden(y.new_ones(57)))
         return y.float()
@@ -87,6 +91,7 @@ def main() -> None:
         run.evaluate(Samples(), lambda batch: {"loss": F.mse_loss(model(batch[0]), batch[1])})
     for step in run.steps(args.steps):
         wait_at(Path(args.gate) if args.gate else None, f"{run.id}-{rank}", step.number)
+        model.step = step.number
         for x, y in step:
             loss = F.mse_loss(model(x), y)
             loss.backward()

@@ -101,6 +101,14 @@ def test_shards_of_unequal_numbers_of_samples_count_for_what_they_have(tmp_path:
         assert digest_of(run) == right
 
 
+def test_what_no_shard_of_a_step_uses_is_not_decayed(tmp_path: Path) -> None:
+    """It has no gradient, as with one rank, where FSDP has zeros for it."""
+    right = trained(tmp_path, "AdamW", "--plain", "--skips")
+    assert trained(tmp_path, "AdamW", "--skips") == right
+    with training(tmp_path, 1, 2, "AdamW", "--skips") as run:
+        assert digest_of(run) == right
+
+
 def test_gradients_of_less_precision_are_added_up_in_that_of_the_parameters(tmp_path: Path) -> None:
     right = trained(tmp_path, "SGD", "--mixed", "--unequal")
     for ranks in (2, 4):

@@ -63,6 +63,9 @@ class GradientCapture:
         self.device = device_of([*self.parameters, *model.buffers()])  # None: this process's memory
         self.agree: Callable[[str], str] = lambda found: found  # with other ranks, on what this one has found
         self.open_leaf: Callable[[float], None] | None = None  # of several ranks: weighed before ranks' are added up
+        self.has_say: Callable[[torch.Tensor, torch.Tensor], bool] | None = (
+            None  # of several ranks: there is a gradient
+        )
         self._landing: Landing = Near() if self.device is None else OnDevice(self.device)
         moved: Moved = {}
         for parameter in self.parameters if not self.sharded else []:
@@ -118,6 +121,10 @@ class GradientCapture:
             present = [index for index, tensor in enumerate(tensors) if tensor is not None]
             if len(present) < len(tensors) or self._frozen:
                 self._check_gradients()
+            if self.has_say is not None:
+                said = zip(self._trained, tensors, strict=True)
+                has_say = [one is not None and self.has_say(parameter, one) for parameter, one in said]
+                present = [index for index in present if has_say[index]]
             if self._weight != 1.0:
                 tensors = [None if tensor is None else tensor * self._weight for tensor in tensors]
             first = len(tensors)

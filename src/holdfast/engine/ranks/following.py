@@ -87,7 +87,7 @@ class FollowingWorker(Worker):
     def computed(self, step: int, durations_s: Sequence[SupportsFloat], *, over: str = "") -> None:
         found = self.gradients
         metrics = {name: {at: float(one) for at, one in values.items()} for name, values in found.metrics.items()}
-        self._first.send("computed", step, metrics, dict(found.gathered))
+        self._first.send("computed", step, metrics, dict(found.gathered), tuple(found.sums.present))
 
     def tell(self, event: m.Event) -> None:
         """Rank 0 tells its machine the same, and mine hears of it from there."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from holdfast.core.errors import ConfigError
+from holdfast.engine.ranks.used import UsedParameters
 from holdfast.placement.launched import environment_of_process
 from holdfast.placement.ranks import ranks_here
 from holdfast.state.local import is_sharded
@@ -35,6 +36,7 @@ class Group:
 
 _group: Group | None = None
 _scatters: list[TreeScatter] = []  # of the model that is sharded
+_used: list[UsedParameters] = []  # of that model, where other ranks have parts of it
 
 
 def group() -> Group:
@@ -107,6 +109,7 @@ def take_sums(model: torch.nn.Module) -> bool:
     from holdfast.engine.ranks.scatter import TreeScatter
 
     _scatters.clear()
+    _used[:] = [UsedParameters(model)] if here.count > 1 else []
     for module in model.modules():
         if hasattr(module, NEEDED):
             fsdp: Any = module
@@ -135,6 +138,13 @@ def open_leaf(weight: float) -> None:
     """A shard begins: what the gradients of this rank's leaf count for."""
     for scatter in _scatters:
         scatter.open(weight)
+    for used in _used:
+        used.open()
+
+
+def has_say(parameter: torch.Tensor, grad: torch.Tensor) -> bool:
+    """Whether this rank's leaf has a gradient of a parameter: FSDP2 gives zeros to what it does not use."""
+    return not _used or any(used.has_say(parameter, grad) for used in _used)
 
 
 def found_by_any(words: str) -> str:

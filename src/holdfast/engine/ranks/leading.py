@@ -41,11 +41,12 @@ class LeadingWorker(Worker):
     def computed(self, step: int, durations_s: Sequence[SupportsFloat], *, over: str = "") -> None:
         """Also by the other ranks, whose metrics go along with mine."""
         gradients = self.gradients
-        for theirs, metrics, gathered in self._others.hear("computed", STEP_S):
+        for theirs, metrics, gathered, present in self._others.hear("computed", STEP_S):
             assert theirs == step, f"a rank has computed step {theirs}, and this one {step}"
             for name, values in metrics.items():
                 gradients.metrics.setdefault(name, {}).update(values)
             gradients.gathered.update(gathered)
+            gradients.sums.present.update(present)
         self._others.tell("note", step, self.machine.me, gradients.note())
         super().computed(step, durations_s, over=over)
 
