@@ -107,6 +107,7 @@ bench: install
 	$(BIN)/python benchmarks/keras.py --check --json keras.json
 	$(BIN)/python benchmarks/trainers.py --check --json trainers.json
 	$(BIN)/python benchmarks/streams.py --check --json streams.json
+	$(BIN)/python benchmarks/group_memory.py --check --json group_memory.json
 	$(BIN)/python benchmarks/push_codecs.py --check --json push_codecs.json
 	$(BIN)/python benchmarks/modes.py --check --json modes.json
 	$(BIN)/python benchmarks/parameter_server.py --check --json parameter_server.json
@@ -116,7 +117,8 @@ federated-table: install
 	$(BIN)/python scripts/federated_table.py --check
 
 # Ten seeds of 40 faults each on real processes, twenty of a script of several loops, five on three hosts, 220 kills
-# during saves, a federation on Flower under fire, and a million simulated schedules.
+# during saves, a federation on Flower under fire, whatever may happen on the simulated device, and a million simulated
+# schedules.
 soak: install
 	for seed in 1 2 3 4 5 6 7 8 9 10; do \
 	  $(BIN)/python -m tests.soak.exactness --workers 4 --steps 300 --faults 40 --seed $$seed || exit 1; done
@@ -131,6 +133,8 @@ soak: install
 	  $(BIN)/python -m tests.soak.servers --for 120s --seed $$seed || exit 1; done
 	$(BIN)/python -m tests.soak.flower
 	$(BIN)/python -m tests.soak.flower --masked
+	if $(BIN)/python -c 'from tests.harness import device; raise SystemExit(not device.is_built())'; then \
+	  $(BIN)/python -m tests.soak.devices || exit 1; else echo "the simulated device is not compiled: no g++ here"; fi
 	for storage in s3 hdfs; do \
 	  $(BIN)/python -m tests.soak.checkpoint_faults --points 20 --storage $$storage || exit 1; done
 	$(BIN)/python -m tests.harness.simulator --schedules 1000000

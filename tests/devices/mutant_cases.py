@@ -1,4 +1,5 @@
-"""Every wait, every event and what keeps memory alive: without that line, training comes to other bits or to an error.
+"""Waits, events and what keeps memory alive: without that line, training comes to other bits, to the error of a device
+that was not waited for, or to a wait of the loop's thread. Any other end of a worker shows nothing, and fails here.
 
 A mutant is made in a process that was forked for it, where the functions of a module get the code of its changed text.
 """
@@ -23,11 +24,15 @@ from tests.harness.forked import Outcome, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
 COPIES, CARRIER = "holdfast.devices.copies", "holdfast.reduce.carrier"
-ALONE, CARRIED, GIVEN = (
+ALONE, CARRIED, GIVEN, COMPARED = (
     "one worker",
     "two workers and a library that takes the device's memory",
     "a state that is given",
+    "three workers of two shards, who compare them",
 )
+
+GIVEN_BACK = "memory was given back while stream"  # the device, of memory that a stream was not waited for with
+NOT_DONE = "Both events must be completed"  # the device, of a lap that was asked for before it was over
 
 
 @dataclass(frozen=True)
@@ -37,28 +42,35 @@ class Mutant:
     instead: str = "pass"
     when: str = LATE
     waits: bool = False  # what is noticed is that the loop's thread waits
+    says: str = ""  # what is noticed is this error; empty: it is other bits
     where: str = ALONE
 
 
 MUTANTS = {
     "sums are copied before they are added": Mutant(
-        COPIES, "self._stream.wait_stream(torch.accelerator.current_stream(self.device))"
+        COPIES, "self._stream.wait_stream(torch.accelerator.current_stream(self.device))", says=NOT_DONE
     ),
-    "no event after what comes down": Mutant(COPIES, "event.record(stream)"),
-    "nobody asks the event": Mutant(COPIES, "if not self._here and self._event.query():", "if not self._here:"),
-    "nobody waits for the event": Mutant(COPIES, "self._event.synchronize()"),
+    "no event after what comes down": Mutant(COPIES, "event.record(stream)", says=GIVEN_BACK),
+    "nobody asks the event": Mutant(
+        COPIES, "if not self._here and self._event.query():", "if not self._here:", says=GIVEN_BACK
+    ),
+    "nobody waits for the event": Mutant(COPIES, "self._event.synchronize()", says=GIVEN_BACK),
     "a state is read before it is there": Mutant(COPIES, "stream.wait_event(mark)"),
     "no event where a state was taken": Mutant(COPIES, "event.record(torch.accelerator.current_stream(device))"),
     "what is copied is not kept": Mutant(
-        COPIES, "return Download(found, tensors, event)", "return Download(found, (), event)"
+        COPIES, "return Download(found, tensors, event)", "return Download(found, (), event)", says=GIVEN_BACK
     ),
     "the worker speaks before all has come": Mutant(
         "holdfast.engine.computed",
         "if self._unsaid is not None and self._gradients.is_brought():",
         "if self._unsaid is not None:",
+        says=NOT_DONE,
     ),
     "sums are not put where peers read them": Mutant(
-        "holdfast.engine.bringing", "self._slots.put(slot, sums.layout, next(arrived))", "next(arrived)"
+        "holdfast.engine.bringing",
+        "self._slots.put(slot, sums.layout, next(arrived))",
+        "next(arrived)",
+        says="ZeroDivisionError",
     ),
     "the mean goes up from memory that is not pinned": Mutant(
         COPIES, "memory.pin_memory().to(", "memory.to(", waits=True
@@ -71,8 +83,8 @@ MUTANTS = {
     ),
     "a parameter goes up from memory that is not pinned": Mutant(
         "holdfast.state.snapshot",
-        'parameter.copy_(on(state["parameters"][name], parameter.device))',
-        'parameter.copy_(state["parameters"][name])',
+        'parts[name].copy_(on(state["parameters"][name], parts[name].device))',
+        'parts[name].copy_(state["parameters"][name])',
         waits=True,
         where=GIVEN,
     ),
@@ -89,7 +101,29 @@ MUTANTS = {
     "nobody asks whether moved bytes are here": Mutant(
         CARRIER, "return self._coming is None or self._coming.is_here()", "return True", where=CARRIED
     ),
-    "what is moved is not kept": Mutant(CARRIER, "self._given = given ", "self._given = NOTHING ", where=CARRIED),
+    "what is moved is not kept": Mutant(
+        CARRIER, "self._given = given ", "self._given = NOTHING ", where=CARRIED, says=GIVEN_BACK
+    ),
+    "what comes down is copied on the stream that computes": Mutant(COPIES, "with stream:", "if True:"),
+    "what comes down goes into memory that is not pinned": Mutant(
+        COPIES, "device=CPU, pin_memory=True)", "device=CPU)", waits=True
+    ),
+    "batches are not in pinned memory": Mutant(
+        "holdfast.data.loader",
+        "self._put = pin_batch if pinned else align_batch",
+        "self._put = align_batch",
+        waits=True,
+    ),
+    "no event where a lap ends": Mutant(
+        "holdfast.devices.laps", "event.record(torch.accelerator.current_stream(self._device))", says="must be recorded"
+    ),
+    "the worker speaks before all that it compares has come": Mutant(
+        "holdfast.engine.bringing",
+        "return self._coming is None and self._slots.downloads.is_idle()",
+        "return self._coming is None",
+        waits=True,
+        where=COMPARED,
+    ),
     "buffers of a shard stay in the next": Mutant("holdfast.modes.buffers", "self._dirty.update(range(len(live)))"),
 }
 
@@ -150,9 +184,14 @@ def run(when: str, where: str, mutant: Mutant | None = None) -> list[Outcome]:
     body: Callable[[], Any] = given if where == GIVEN else partial(train, when, steps=4)
     if where == CARRIED:
         body = partial(train, when, steps=4, library=True, after=lambda run: groups_of(run.id))
-    workers, path = (2, "process-group") if where == CARRIED else (1, "auto")
+    if where == COMPARED:
+        body = partial(train, when, steps=4, shards=2)
+    options: dict[str, Any] = {
+        CARRIED: {"workers": 2, "path": "process-group"},
+        COMPARED: {"workers": 3, "audit": 1.0, "audit_every": 1},
+    }.get(where, {"workers": 1})
     body = partial(mutated, mutant, body) if mutant else body
-    return list(forked(body, workers=workers, path=path, deadline_s=200.0).values())
+    return list(forked(body, deadline_s=100.0, **options).values())
 
 
 @pytest.fixture(scope="module")
@@ -166,18 +205,28 @@ def test_without_the_line_it_is_noticed(device: torch.device, right: dict[str, A
     mutant = MUTANTS[name]
     where = mutant.where
     if where not in right:
-        (outcome, *_) = run(LATE, where)
-        assert outcome.value and not any(outcome.value["waits"]), outcome.error
+        outcomes = run(LATE, where)
+        outcome = outcomes[0]
+        assert all(one.value for one in outcomes), outcomes
+        waiting_steps = max(sum(map(bool, one.value["waits"])) for one in outcomes)
+        assert waiting_steps <= (where == COMPARED)  # there, one member in one early step
         assert where != CARRIED or outcome.value["more"] == ["cable"]
-        right[where] = outcome.value
+        right[where] = {**outcome.value, "waiting_steps": waiting_steps}
     outcomes = run(mutant.when, where, mutant)
     for outcome in outcomes:
         assert "is 0 times in" not in outcome.error and "in apply" not in outcome.error, outcome.error
     found = [outcome.value for outcome in outcomes]
     if mutant.waits:
-        assert all(one and any(one["waits"]) and one["digest"] == right[where]["digest"] for one in found), outcomes
+        assert all(one and one["digest"] == right[where]["digest"] for one in found), outcomes
+        waited = [sum(map(bool, one["waits"])) > right[where]["waiting_steps"] for one in found]
+        assert any(waited) if where == COMPARED else all(waited), outcomes
+    elif mutant.says:
+        assert any(mutant.says in outcome.error for outcome in outcomes), outcomes
+        # Its peers may hear only that it is gone. Whatever else ends a worker shows nothing.
+        assert all(outcome.value or mutant.says in outcome.error for outcome in outcomes), outcomes
     else:
-        assert any(not one or differs(one, right[where]) for one in found), "nobody noticed"
+        assert all(found), outcomes
+        assert any(differs(one, right[where]) for one in found), "nobody noticed"
 
 
 def differs(found: dict[str, Any], right: dict[str, Any]) -> bool:

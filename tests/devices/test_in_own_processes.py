@@ -4,6 +4,7 @@ and in which nothing has worked before a worker is forked: each of these files i
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -17,15 +18,25 @@ CASES = [
     ("simulated_device_cases.py", ""),
     ("copies_cases.py", ""),
     ("training_cases.py", "any_number_of_workers"),
+    ("training_cases.py", "process_group"),
     ("training_cases.py", "two_hosts or killed_worker"),
     ("training_cases.py", "joiner or checkpoint"),
     ("training_cases.py", "never_waits"),
     ("mutant_cases.py", ""),
-]
-
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+]  # a file, and of its cases those with one of these words in their names
 
 
+@pytest.mark.parametrize("file", sorted(HERE.glob("*_cases.py")), ids=lambda file: str(file.name))
+def test_no_case_is_forgotten(file: Path) -> None:
+    chosen = [word for name, words in CASES if name == file.name for word in words.split(" or ")]
+    names = [one.name for one in ast.parse(file.read_text()).body if isinstance(one, ast.FunctionDef)]
+    cases = [name for name in names if name.startswith("test_")]
+    assert cases and chosen
+    assert not [name for name in cases if not any(word in name for word in chosen)], "no process runs these"
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("file", "chosen"), CASES, ids=lambda value: str(value).replace(" ", "_"))
 def test_the_cases_hold(file: str, chosen: str) -> None:
     if not simulated.is_built():

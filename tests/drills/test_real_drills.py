@@ -156,10 +156,24 @@ def test_trainers_that_own_their_loop(name: str, short: Path, monkeypatch: pytes
     assert digest_alone(short, *words) == found["digest"]
 
 
-def killed_every_5_s(directory: Path, *words: str) -> dict[str, Any]:
-    """What a drill of three workers and a spare finds, of which the workers are killed; it holds."""
+@long
+@pytest.mark.timeout(1500)
+def test_groups_of_ranks_that_shard_a_model(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kills hit the ranks of groups one after the other; and one process with all of the model comes to the same."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = [str(EXAMPLES / "sharded_gpt.py"), "--steps", "60", "--layers", "2", "--width", "64", "--slow", "0.2"]
+    found = killed_every_5_s(short, *words, options=("--workers", "3", "--ranks", "2", "--spares", "0"))
+    held = {promise["promise"]: promise for promise in found["promises"]}
+    assert held["exact"]["held"] and held["every sample once"]["held"] and held["every step once"]["held"]
+    assert digest_alone(short, *words) == found["digest"]
+
+
+def killed_every_5_s(
+    directory: Path, *words: str, options: tuple[str, ...] = ("--workers", "3", "--spares", "1")
+) -> dict[str, Any]:
+    """What a drill finds, usually of three workers and a spare, of which the workers are killed; it holds."""
     faults = ("--kill-every", "5s", "--for", "15s", "--json", "out.json")
-    done = _holdfast(directory, "drill", "--workers", "3", "--spares", "1", *faults, "--", *words)
+    done = _holdfast(directory, "drill", *options, *faults, "--", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads((directory / "out.json").read_text())
     assert found["held"] and found["faults"] >= 2, done.stdout

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from tests.harness.gate import Gate
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 SCRIPT = str(Path(__file__).with_name("sharded.py"))
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sharded-models.md"
 STEPS = 6
 
 
@@ -45,13 +46,16 @@ def found_digest(said: str) -> str:
 
 
 @contextmanager
-def training(home: Path, groups: int, ranks: int, *script: str, held_at: int | None = None) -> Iterator[ObservedRun]:
+def training(
+    home: Path, groups: int, ranks: int, *script: str, held_at: int | None = None, options: Sequence[str] = ()
+) -> Iterator[ObservedRun]:
+    home.mkdir(exist_ok=True)
     gate = Gate(home / "gate")
     words = [SCRIPT, str(STEPS), *script]
     if held_at is not None:
         gate.open_to(held_at)
         words += ["--gate", str(gate.path)]
-    run = ObservedRun(home, "r", ["--workers", str(groups), "--ranks", str(ranks)], words)
+    run = ObservedRun(home, "r", ["--workers", str(groups), "--ranks", str(ranks), *options], words)
     run.start()
     try:
         yield run
@@ -80,13 +84,36 @@ def test_a_script_alone_is_a_group_of_one_rank(tmp_path: Path, whole: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("groups", "ranks", "kind"), [(1, 2, "SGD"), (1, 4, "AdamW"), (2, 1, "AdamW"), (3, 2, "AdamW"), (2, 4, "SGD")]
+    ("groups", "ranks", "kind"),
+    [(groups, ranks, "AdamW") for groups in (1, 2, 3) for ranks in (1, 2, 4)] + [(1, 2, "SGD"), (2, 4, "SGD")],
 )
 def test_any_groups_and_ranks_give_the_bits_of_one_process(
     tmp_path: Path, whole: dict[str, str], groups: int, ranks: int, kind: str
 ) -> None:
     with training(tmp_path, groups, ranks, kind) as run:
         assert digest_of(run) == whole[kind]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_shards_of_unequal_numbers_of_samples_count_for_what_they_have(tmp_path: Path, ranks: int) -> None:
+    right = trained(tmp_path, "SGD", "--plain", "--unequal")
+    with training(tmp_path, 1, ranks, "SGD", "--unequal") as run:
+        assert digest_of(run) == right
+
+
+def test_what_no_shard_of_a_step_uses_is_not_decayed(tmp_path: Path) -> None:
+    """It has no gradient, as with one rank, where FSDP has zeros for it."""
+    right = trained(tmp_path, "AdamW", "--plain", "--skips")
+    assert trained(tmp_path, "AdamW", "--skips") == right
+    with training(tmp_path, 1, 2, "AdamW", "--skips") as run:
+        assert digest_of(run) == right
+
+
+def test_gradients_of_less_precision_are_added_up_in_that_of_the_parameters(tmp_path: Path) -> None:
+    right = trained(tmp_path, "SGD", "--mixed", "--unequal")
+    for ranks in (2, 4):
+        with training(tmp_path / str(ranks), 1, ranks, "SGD", "--mixed", "--unequal") as run:
+            assert digest_of(run) == right
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["one round", "two rounds"])
@@ -129,6 +156,21 @@ def test_the_other_ranks_end_with_their_first(tmp_path: Path, whole: dict[str, s
         assert digest_of(run) == whole["SGD"]
 
 
+def test_a_rank_that_is_stopped_is_found_and_its_group_replaced(tmp_path: Path, whole: dict[str, str]) -> None:
+    """Rank 0 waits for it within a forward pass, where nothing but the agent sees that it stands still."""
+    with training(tmp_path, 2, 2, "SGD", held_at=3, options=["--hang-after", "10s"]) as run:
+        gate = Gate(tmp_path / "gate")
+        names = [f"w{slot}.1-{rank}" for slot in range(2) for rank in range(2)]
+        run.wait(lambda: len(gate.at(3, names)) == 4, "all ranks to come to step 3")
+        (rank,) = others_of(run.pids["w1.1"])
+        os.kill(rank, signal.SIGSTOP)
+        gate.open_to()
+        assert digest_of(run) == whole["SGD"]
+    assert not process_state(rank)
+    ended = [event for event in run.seen if event["kind"] == "worker_exited" and event["worker"] == "w1.1"]
+    assert [event["reason"] for event in ended] == ["hung"]
+
+
 def test_a_checkpoint_of_groups_is_loaded_by_any_number_of_ranks(tmp_path: Path, whole: dict[str, str]) -> None:
     """Two groups of two save; one of four goes on, and then a model that is not sharded, to the bits of one that did
     all of it."""
@@ -153,6 +195,14 @@ def test_a_checkpoint_of_groups_is_loaded_by_any_number_of_ranks(tmp_path: Path,
     assert {name: tuple(tensor.shape) for name, tensor in exported.items()}["hidden.0.weight"] == (57, 57)
 
 
+def test_a_rank_that_fails_in_its_last_lines_makes_the_run_fail(tmp_path: Path) -> None:
+    with training(tmp_path, 1, 2, "SGD", "--wrong", "last lines") as run:
+        run.wait(run.over, "the end of the run", 60)
+        assert run.agent is not None and run.agent.returncode == 1, run.log()
+        assert "the disk is full" in run.log()
+        assert "rank 1 of this group ended with exit code 1, and the group has failed with it" in run.log()
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -172,6 +222,9 @@ def test_what_does_not_go_with_ranks_is_said_at_once(
 ) -> None:
     code = main(["run", "--dir", str(tmp_path), "--run", "r", "--workers", "1", *words, SCRIPT, "1", "SGD"])
     assert code == 2 and why in capsys.readouterr().err
+    if len(words) > 2:
+        option = " ".join(words[2:]) if words[2] == "--path" else words[2]
+        assert f"`{option}`" in PAGE.read_text().partition("does not go with")[2]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +234,7 @@ def test_what_does_not_go_with_ranks_is_said_at_once(
         (["--shards", "3"], "3 shards cannot be dealt to groups of 2 ranks"),
         (["--wrong", "batch norm"], "a buffer of a model that is sharded over a group changes"),
         (["--wrong", "elastic"], "the mode Elastic does not train models that are sharded"),
+        (["--wrong", "twice"], "are added up twice in one shard"),
         (["--wrong", "evaluate"], "run.evaluate does not go with groups of ranks yet"),
     ],
 )

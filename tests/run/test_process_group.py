@@ -19,10 +19,14 @@ from torch.utils.data import TensorDataset
 
 import holdfast
 from holdfast.core.options.run import PATHS
+from holdfast.core.words import View
 from holdfast.engine import carrying
+from holdfast.events import EventLog
 from holdfast.horovod.world.lines import Lines
+from holdfast.net.mailbox import Mailbox
 from holdfast.placement.environment import RUN_DIR, WorkerEnvironment
-from holdfast.reduce.carrier import Carrier, CarrierFailed
+from holdfast.reduce.carrier import BUILD_S, Carrier, CarrierFailed
+from holdfast.reduce.view_store import ViewStore
 from tests.harness.forked import Outcome, agreed, forked
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -200,6 +204,7 @@ def test_a_group_that_does_not_end_ends_its_worker(right: str, tmp_path: Path) -
         inner = carrying.open_backend
         carrying.open_backend = lambda *args: Hanging(inner(*args))  # type: ignore[assignment]
         carrying.END_S = 0.2
+        carrying._Attempt.patience_s = 0.0  # type: ignore[assignment, method-assign]
         return train(before=hold)
 
     def hold(step: int) -> None:
@@ -223,6 +228,63 @@ def test_a_group_that_does_not_end_ends_its_worker(right: str, tmp_path: Path) -
     assert found["w0.1"].code == 75, found["w0.1"]
     assert "process group of view" in found["w0.1"].value and "does not end" in found["w0.1"].value
     assert digest_of({"w1.1": found["w1.1"]}) == right
+
+
+class Waits:
+    """A kernel whose threads run at once. What is to end does not; for how long somebody waits for that is kept."""
+
+    def __init__(self) -> None:
+        self.waited_s: list[float] = []
+
+    def now(self) -> float:
+        return 0.0
+
+    def condition(self) -> threading.Condition:
+        return threading.Condition()
+
+    def event(self) -> Waits:
+        return self
+
+    def set(self) -> None:
+        raise AssertionError("it has ended")
+
+    def wait(self, timeout_s: float) -> bool:
+        self.waited_s.append(timeout_s)
+        return False
+
+    def start(self, name: str, body: Callable[[], object]) -> None:
+        if name.endswith("watch"):
+            body()
+
+
+class SilentLibrary:
+    """It begins whatever it is asked for, and keeps how long it may take."""
+
+    def __init__(self) -> None:
+        self.may_take_s: list[float] = []
+
+    def _allgather_base(self, out: Any, given: Any, options: Any) -> object:
+        self.may_take_s.append(options.timeout.total_seconds())
+        return object()
+
+
+def test_a_worker_is_not_replaced_before_the_librarys_own_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is longer the more bytes a move has. The largest is what the library may still be in."""
+    monkeypatch.setattr("holdfast.reduce.carrier.MOVE_BYTES_PER_S", 1.0)
+    for sizes in ([], [64], [640, 64]):
+        kernel, library, mailbox = Waits(), SilentLibrary(), Mailbox()
+        fake: Any = kernel
+        groups = carrying.ProcessGroups("w0.1", fake, mailbox, EventLog(None, "w0.1"), device=None, address="127.0.0.1")
+        view = View(3, ("w0.1", "w1.1"), "")
+        attempt = groups._attempt = carrying._Attempt(view, ViewStore(lambda key, value: None, fake, 1.0), fake)
+        attempt.built(Carrier(library, 0, 2))
+        for size in sizes:
+            assert attempt.carrier is not None
+            attempt.carrier.all_gather(torch.zeros(size, dtype=torch.uint8))
+        groups.close()
+        assert kernel.waited_s[0] >= max([BUILD_S, *library.may_take_s]) + carrying.END_S
+        (news,) = mailbox.take_all()
+        assert news.stuck and "view 3 does not end" in news.why
 
 
 def test_without_torch_distributed_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine import place
+from holdfast.engine import building
 from tests.harness.runtime import Loop, Schedule, Script, World, simulate
 from tests.harness.runtime.faults import ANYWHERE, BETWEEN_HOSTS
 from tests.simulator.test_mutants import DoesNotKnockAtTheDoor
@@ -76,7 +76,7 @@ def test_one_that_is_taken_in_again_while_it_is_in_its_lines_is_given_the_step(m
 
     Whoever was left out rests for a while before it is tried again, which makes this rare: so here it does not.
     """
-    monkeypatch.setattr(place, "Machine", DoesNotKnockAtTheDoor)
+    monkeypatch.setattr(building, "Machine", DoesNotKnockAtTheDoor)
     cut = {"hosts": 2, "workers": 4, "path": "hosts", "fault": "partition", "faults": 6, "in_steps": True}
     assert simulate(117, save_every=0, **cut).books.finishers
 

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.core.errors import WatchGap
 from holdfast.core.words import KEY_VIEW
-from holdfast.engine import place
+from holdfast.engine import building
 from holdfast.engine.api.outside import Outside
 from holdfast.engine.api.records import Records
 from holdfast.engine.between_loops import BetweenLoops
@@ -240,7 +240,7 @@ RULES = (
 
 @pytest.mark.parametrize("mutant", MACHINES, ids=lambda mutant: mutant.__name__)
 def test_a_broken_machine_is_caught(mutant: type[Machine], monkeypatch: Patch) -> None:
-    monkeypatch.setattr(place, "Machine", mutant)
+    monkeypatch.setattr(building, "Machine", mutant)
     with pytest.raises(Violation):
         for seed in range(SEEDS):
             simulate(seed, save_every=0)
@@ -257,7 +257,7 @@ def test_a_broken_machine_is_caught(mutant: type[Machine], monkeypatch: Patch) -
 def test_a_broken_machine_is_caught_where_its_rule_matters(
     mutant: type[Machine], changes: dict[str, Any], monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(place, "Machine", mutant)
+    monkeypatch.setattr(building, "Machine", mutant)
     with pytest.raises(Violation):
         for seed in range(40):
             simulate(seed, **{"workers": 4, "faults": 6, "in_steps": True, "ambushes": 1.0, "save_every": 0, **changes})
@@ -265,7 +265,7 @@ def test_a_broken_machine_is_caught_where_its_rule_matters(
 
 @pytest.mark.parametrize("mutant", [test_mutants.GivesUpTheGroupFirst, test_mutants.WaitsForTheViewThatIsDue])
 def test_a_machine_that_does_not_go_on_without_the_ledger_is_caught(mutant: type[Machine], monkeypatch: Patch) -> None:
-    monkeypatch.setattr(place, "Machine", mutant)
+    monkeypatch.setattr(building, "Machine", mutant)
     with pytest.raises(Violation):
         play("the_ledger_goes_when_a_joiner_has_come")
 
@@ -279,14 +279,14 @@ def test_a_broken_rule_is_caught(mutate: Callable[[Patch], None], monkeypatch: P
 
 
 def test_a_machine_that_saves_too_early_is_caught(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(place, "Machine", test_mutants.SavesBeforeItApplies)
+    monkeypatch.setattr(building, "Machine", test_mutants.SavesBeforeItApplies)
     with pytest.raises(Violation):
         for seed in range(SEEDS):
             simulate(seed)
 
 
 def test_a_late_worker_that_keeps_its_state_is_caught(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(place, "Machine", test_late.ComesBackWithoutFetching)
+    monkeypatch.setattr(building, "Machine", test_late.ComesBackWithoutFetching)
     with pytest.raises(Violation):
         for seed in range(SEEDS):
             simulate(seed, late_s=0.5, fault="stop", **{**AS_THEN, "faults": 4, "in_steps": True, "workers": 4})

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+
+import pytest
 import torch
 from torch import nn
 
+from holdfast.state import digest
 from holdfast.state.digest import digest_tensors, weights_digest
 
 
@@ -46,6 +50,24 @@ def test_a_model_has_one_digest_and_every_weight_and_buffer_changes_it() -> None
         tensor.add_(1)
         seen.add(weights_digest(model))
     assert len(seen) >= len(dict(model.named_parameters())) + len(dict(model.named_buffers())) + 1
+
+
+def test_of_the_tensors_that_ranks_put_together_one_is_there_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each rank of a group held the whole model at the end of each loop."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    expected = weights_digest(model)
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def whole(tensor: torch.Tensor) -> torch.Tensor:
+        alive.append(sum(one() is not None for one in made))
+        together = tensor.detach().clone()
+        made.append(weakref.ref(together))
+        return together
+
+    monkeypatch.setattr(digest, "whole", whole)
+    assert weights_digest(model) == expected
+    assert alive == [0] * len(model.state_dict())
 
 
 def test_the_digest_does_not_change_between_versions() -> None:

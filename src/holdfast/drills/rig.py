@@ -50,9 +50,9 @@ class Tracer:
         self._flipper = Flipper(run, directory)
 
     def applied(self, step: int, view: int, counted: Shares) -> None:
-        state = [(name, whole(value)) for name, value in named_state(self._run.model).items() if torch.is_tensor(value)]
-        digests = "".join(digest_tensors([one])[:DIGITS] for one in state)
-        names = [name for name, _ in state]
+        state = {name: value for name, value in named_state(self._run.model).items() if torch.is_tensor(value)}
+        digests = "".join(digest_tensors([(name, whole(value))])[:DIGITS] for name, value in state.items())
+        names = list(state)
         counted = tuple((who, self._leaves(bundles)) for who, bundles in counted)
         if names != self._names or not self._began:
             self._names, self._began = names, True

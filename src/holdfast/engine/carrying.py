@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.reduce.view_store import ViewStore
 
 POLL_S = 0.001
-END_S = 90.0  # longer than any library's own patience with a peer that does not answer
+END_S = 60.0  # beyond the library's own patience with a peer that does not answer
 FAILURES_MAX = 3  # in a row: then this worker builds no more
 
 
@@ -63,6 +63,11 @@ class _Attempt:
             if self._over:
                 raise CarrierFailed("the view is over")
             self.carrier = carrier
+
+    @property
+    def patience_s(self) -> float:
+        """How long its library may wait for a peer: at least until its largest move has failed."""
+        return self.carrier.patience_s if self.carrier is not None else BUILD_S
 
     def end(self) -> None:
         """May wait for a peer for as long as the library does."""
@@ -125,7 +130,7 @@ class ProcessGroups:
             return
         over = self._kernel.event()
         self._kernel.start("holdfast-process-group-end", partial(_end, attempt, over.set))
-        self._kernel.start("holdfast-process-group-watch", partial(self._watch, attempt.view.number, over))
+        self._kernel.start("holdfast-process-group-watch", partial(self._watch, attempt, over))
 
     def worked(self) -> None:
         self._failures = 0
@@ -197,8 +202,9 @@ class ProcessGroups:
         if move.arrived[::64].tolist() != [rank % 251 for rank in range(carrier.count)]:
             raise CarrierFailed("it moves other bytes than it is given")
 
-    def _watch(self, view: int, over: Any) -> None:
-        if not over.wait(END_S):
+    def _watch(self, attempt: _Attempt, over: Any) -> None:
+        if not over.wait(attempt.patience_s + END_S):
+            view = attempt.view.number
             why = f"the process group of view {view} does not end, and holds what it has"
             self._put(CarrierNews(view, why=why, stuck=True))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.errors import ProtocolError
+from holdfast.core.errors import PeerError, ProtocolError
 from holdfast.engine.bringing import AlreadyHere, Bringing
 from holdfast.engine.carrying import CarrierNews, ProcessGroups
 from holdfast.membership import messages as m
@@ -77,6 +77,7 @@ class Gradients:
         self.passed: frozenset[int] = frozenset()  # steps to which nobody brings anything
         self.sums = sums
         self.kept: KeptMean | None = None
+        self.why_not_in_all: Callable[[int, str], str] = lambda step, peer: ""  # other ranks lack their parts of a mean
         self.counted: dict[int, Shares] = {}  # of the last step that was reduced here: whose shards were added
         self.too_few = (-1, 0, 0)  # the last step that changed nothing, its shards, and how many it would have needed
         self.metrics: dict[str, dict[int, Number]] = {}  # of my shards of this step: name -> shard -> value
@@ -228,7 +229,10 @@ class Gradients:
         return True
 
     def receive(self, group: Group, peer: str, message: m.GivenMean, note: Any, interrupted: Callable[[], str]) -> None:
-        """The mean of a step that others have applied. Not into my result area: it may be theirs to read."""
+        """The mean of a step that others have applied. Not into my result area: it may be theirs to read.
+
+        PeerError if it does not come, or not to all ranks of my group: then it is not kept.
+        """
         layout = self._capture.layout()
         memory = torch.empty(layout.slot_bytes, dtype=torch.uint8)
         data: memoryview = memory.numpy().data
@@ -237,6 +241,8 @@ class Gradients:
         if known is self._way.whole:
             raise ProtocolError(f"a peer sent a mean of the shards {str(kept.shards)[:40]}")
         group.exchange([], [(peer, [data])], interrupted=interrupted)
+        if why := self.why_not_in_all(message.step, peer):
+            raise PeerError(why)
         self.kept = kept
 
     def _path_in(self, group: Group, interrupted: Callable[[], str]) -> Path:

@@ -240,7 +240,7 @@ class StepEngine:
             self._pulse.enter(Activity.LOADING, step.number)
             batch = self._fetch(place, counts=counts)
             self._pulse.enter(Activity.SHARD, step.number)
-            self._capture.before_shard()
+            self._capture.before_shard(self.plan.weight(*place))
             seed_everything(derive_seed(self.plan.seed, *place))
         except BaseException:
             self.put_down()
@@ -259,10 +259,9 @@ class StepEngine:
         collector = worker.audits.collector(shard.number, sums, shard.recorded) if not late else NOWHERE
         if self.checker is not None:
             collector = self.checker.collector(shard.number, collector, shard.recorded, counts=shard.counts)
-        weight = self.plan.weight(*shard.place)
-        self._capture.after_shard(shard.number, collector, weight)
+        self._capture.after_shard(shard.number, collector)
         if shard.counts and not late:
-            self._capture.tables.after_shard(shard.number, weight / self.plan.shards)
+            self._capture.tables.after_shard(shard.number, self.plan.weight(*shard.place) / self.plan.shards)
         if shard.counts:
             self._durations_s.append(shard.took(self._worker.clock))
         if late:

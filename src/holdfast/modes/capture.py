@@ -62,6 +62,10 @@ class GradientCapture:
         _check(self.parameters)
         self.device = device_of([*self.parameters, *model.buffers()])  # None: this process's memory
         self.agree: Callable[[str], str] = lambda found: found  # with other ranks, on what this one has found
+        self.open_leaf: Callable[[float], None] | None = None  # of several ranks: weighed before ranks' are added up
+        self.has_say: Callable[[torch.Tensor, torch.Tensor], bool] | None = (
+            None  # of several ranks: there is a gradient
+        )
         self._landing: Landing = Near() if self.device is None else OnDevice(self.device)
         moved: Moved = {}
         for parameter in self.parameters if not self.sharded else []:
@@ -75,6 +79,7 @@ class GradientCapture:
         self._frozen: list[torch.nn.Parameter] = []
         self._layout: Layout | None = None
         self._summed: tuple[int, Layout, list[_Summed]] | None = None  # where a mean was, and its sections
+        self._weight = 1.0
         self.has_gradients = False  # of the step that was loaded last
 
     def whole_layout(self) -> Layout:
@@ -94,18 +99,21 @@ class GradientCapture:
         self._frozen = [parameter for parameter, flag in zip(self.parameters, flags, strict=True) if not flag]
         return self._layout
 
-    def before_shard(self) -> None:
+    def before_shard(self, weight: float = 1.0) -> None:
+        """`weight`: what its gradients will count for, where shards have unequal numbers of samples."""
         # Around both loops, autocast keeps its casts of the weights: of which step and shard, depends on the worker.
         torch.clear_autocast_cache()
         for parameter in self.parameters:
             parameter.grad = None
         self.buffers.start_again()
         self.tables.before_shard()
+        self._weight = weight if self.open_leaf is None else 1.0
+        if self.open_leaf is not None:
+            self.open_leaf(weight)
         self.backward_watch.disarm()
         self._parameter_watch.before_shard()
 
-    def after_shard(self, shard: int, sums: Collector, weight: float = 1.0) -> None:
-        """`weight`: what its gradients count for, where shards have unequal numbers of samples."""
+    def after_shard(self, shard: int, sums: Collector) -> None:
         self._parameter_watch.after_shard()
         with _NO_GRADIENTS:
             grads = (parameter.grad for parameter in self._trained)
@@ -113,8 +121,12 @@ class GradientCapture:
             present = [index for index, tensor in enumerate(tensors) if tensor is not None]
             if len(present) < len(tensors) or self._frozen:
                 self._check_gradients()
-            if weight != 1.0:
-                tensors = [None if tensor is None else tensor * weight for tensor in tensors]
+            if self.has_say is not None:
+                said = zip(self._trained, tensors, strict=True)
+                has_say = [one is not None and self.has_say(parameter, one) for parameter, one in said]
+                present = [index for index in present if has_say[index]]
+            if self._weight != 1.0:
+                tensors = [None if tensor is None else tensor * self._weight for tensor in tensors]
             first = len(tensors)
             buffers, changed = self.buffers.collect()
             if self.sharded and len(changed):

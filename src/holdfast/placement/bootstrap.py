@@ -80,8 +80,7 @@ def main() -> None:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    ranks.let_the_others_end(exit_status.code_of(code))
-    os._exit(exit_status.code_of(code))
+    os._exit(ranks.let_the_others_end(exit_status.code_of(code)))
 
 
 if __name__ == "__main__":

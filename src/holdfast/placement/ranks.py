@@ -84,25 +84,41 @@ def end_with_the_lost() -> None:
         _end_as(*lost)
 
 
-def let_the_others_end(code: int) -> None:
-    """Rank 0 is through. Where all is well the others may come to their ends; else they are ended."""
+def let_the_others_end(code: int) -> int:
+    """Rank 0 is through. Where all is well the others may come to their ends; else they are ended. The worker's exit
+    code: what a rank does in the last lines of its script, such as writing a file, may fail there only."""
     _here.ending = True
     for link in _here.links:
         link.close()
     if code == 0:
-        poll = select.poll()
-        living = set(_here.pidfds)
-        for pidfd in living:
-            poll.register(pidfd, select.POLLIN)
-        while living and (ready := poll.poll(END_TOGETHER_S * 1000)):
-            for pidfd, _ in ready:
-                poll.unregister(pidfd)
-                living.discard(pidfd)
+        code = _come_to_their_ends(_here)
     for pidfd in _here.pidfds:
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         except ProcessLookupError:
             pass
+    return code
+
+
+def _come_to_their_ends(group: Ranks) -> int:
+    """0 if all of them do, and well."""
+    poll, living, code = select.poll(), set(group.pidfds), 0
+    for pidfd in living:
+        poll.register(pidfd, select.POLLIN)
+    while living:
+        ready = poll.poll(END_TOGETHER_S * 1000)
+        if not ready:
+            late = min(group.pidfds.index(pidfd) for pidfd in living) + 1
+            _say(f"rank {late} of this group has not come to its end {END_TOGETHER_S:.0f} s after the others")
+            return code or 1
+        for pidfd, _ in ready:
+            poll.unregister(pidfd)
+            living.discard(pidfd)
+            rank, ended = _how(group, pidfd)
+            if ended:
+                _say(f"rank {rank} of this group {_in_words(ended)}, and the group has failed with it")
+                code = code or (ended if ended > 0 else 1)
+    return code
 
 
 def _watch(group: Ranks) -> None:
@@ -151,9 +167,16 @@ def _how(group: Ranks, pidfd: int) -> tuple[int, int]:
     return number + 1, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
+def _in_words(code: int) -> str:
+    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def _say(text: str) -> None:
+    os.write(2, f"holdfast: {text}\n".encode())
+
+
 def _end_as(rank: int, code: int) -> None:
-    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    os.write(2, f"holdfast: rank {rank} of this group {how}, and the group ends with it\n".encode())
+    _say(f"rank {rank} of this group {_in_words(code)}, and the group ends with it")
     if code < 0:
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(code)

@@ -73,6 +73,7 @@ class Carrier:
     def __init__(self, backend: Any, rank: int, count: int, device: torch.device | None = None) -> None:
         self.rank = rank
         self.count = count
+        self.patience_s = BUILD_S  # the longest that the library waits for a peer in anything that it was asked for
         self._backend = backend
         self._device = device
         self._downloads = Downloads(device) if device is not None else None
@@ -89,7 +90,7 @@ class Carrier:
     def all_to_all(self, mine: torch.Tensor, sends: Sequence[int], receives: Sequence[int]) -> Move:
         """To each member the next so many bytes of mine, from each so many."""
         options = _c10d().AllToAllOptions()
-        options.timeout = _patience(sum(sends) + sum(receives))
+        options.timeout = self._patience(sum(sends) + sum(receives))
 
         def begin(out: torch.Tensor, given: torch.Tensor) -> Any:
             return self._backend.alltoall_base(out, given, list(receives), list(sends), options)
@@ -99,7 +100,7 @@ class Carrier:
     def all_gather(self, mine: torch.Tensor) -> Move:
         """As many bytes of each member, in the order of ranks."""
         options = _c10d().AllgatherOptions()
-        options.timeout = _patience(mine.numel() * self.count)
+        options.timeout = self._patience(mine.numel() * self.count)
 
         def begin(out: torch.Tensor, given: torch.Tensor) -> Any:
             return self._backend._allgather_base(out, given, options)
@@ -121,6 +122,12 @@ class Carrier:
         except RuntimeError as error:
             raise CarrierFailed(str(error).partition("\n")[0][:300]) from None
         return self._move
+
+    def _patience(self, size: int) -> timedelta:
+        """With a move of so many bytes."""
+        patience_s = MOVE_S + size / MOVE_BYTES_PER_S
+        self.patience_s = max(self.patience_s, patience_s)
+        return timedelta(seconds=patience_s)
 
     def surrender(self) -> list[Any]:
         """All that keeps the group alive, for whoever ends it: the group itself first. Nothing works here any more."""
@@ -186,7 +193,3 @@ def prefixed(store: Any, prefix: str) -> Any:
 def _c10d() -> Any:
     """What is in it has no types to speak of. Not in every build of torch, so not imported above."""
     return dist.distributed_c10d
-
-
-def _patience(size: int) -> timedelta:
-    return timedelta(seconds=MOVE_S + size / MOVE_BYTES_PER_S)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xxhash
 
-from holdfast.devices.copies import here
+from holdfast.devices.copies import CPU, here
 from holdfast.state.layout import TensorSpec, dense, memory_of, spec_of
 from holdfast.state.local import whole
 from holdfast.state.naming import named_state
@@ -26,20 +26,27 @@ _PIECE_BYTES = 64 * 2**20
 
 
 def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """32 hex digits. The memory layout does not count: a channels_last tensor has the digest of its row-major twin."""
+    """32 hex digits. The memory layout does not count: a channels_last tensor has the digest of its row-major twin.
+
+    Each tensor in this process's memory is let go before the next is asked for. Those on a device come in one go.
+    """
     hasher = xxhash.xxh3_128()
-    names, dense_ones = [], []
+    coming: list[tuple[str, torch.Tensor]] = []
     for name, tensor in tensors:
-        names.append(name)
-        dense_ones.append(dense(tensor, name))
-    for name, found in zip(names, here(dense_ones), strict=True):
-        row_major = found.contiguous()
-        _update(hasher, name, row_major, TensorSpec(row_major.dtype, tuple(row_major.shape)))
+        found = dense(tensor, name)
+        if coming or found.device != CPU:
+            coming.append((name, found))
+        else:
+            _update(hasher, name, found)
+        del tensor, found
+    for (name, _), found in zip(coming, here([one for _, one in coming]), strict=True):
+        _update(hasher, name, found)
     return hasher.hexdigest()
 
 
 def weights_digest(model: torch.nn.Module) -> str:
-    """Of a model's parameters and buffers, in the order of its state_dict. For all ranks of a group at once."""
+    """Of a model's parameters and buffers, in the order of its state_dict. For all ranks of a group at once, each of
+    which holds one whole tensor after the other."""
     return digest_tensors(
         (name, whole(value)) for name, value in named_state(model).items() if isinstance(value, torch.Tensor)
     )
@@ -56,7 +63,9 @@ def state_digest(snapshot: Snapshot) -> str:
     return hasher.hexdigest()
 
 
-def _update(hasher: Any, name: str, tensor: torch.Tensor, spec: TensorSpec) -> None:
+def _update(hasher: Any, name: str, found: torch.Tensor) -> None:
+    tensor = found.contiguous()
+    spec = TensorSpec(tensor.dtype, tuple(tensor.shape))
     # A JSON line ends where it ends: no two lists of (name, spec, bytes) run together to the same stream.
     hasher.update(json.dumps([name, *spec.to_json()]).encode())
     memory = memory_of(tensor, spec)

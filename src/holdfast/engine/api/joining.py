@@ -39,7 +39,7 @@ from holdfast.engine.misuse import Misuse
 from holdfast.engine.numerics import fingerprint, fix_arithmetic
 from holdfast.engine.optimizer_calls import OptimizerCalls
 from holdfast.engine.place import WorkerPlace, path_of
-from holdfast.engine.ranks.group import found_by_any, take_sums
+from holdfast.engine.ranks.group import found_by_any, has_say, open_leaf, take_sums
 from holdfast.engine.ranks.limits import check_sharded
 from holdfast.engine.recovery.auditing import audited
 from holdfast.engine.recovery.guarding import Guard, wake_scalers
@@ -171,6 +171,8 @@ def take_part(place: WorkerPlace, training: Training, config: RunConfig) -> Run:
     travels = {**extras, LOOPS: loops}
     holder = Holder(model, optimizer, travels, buffers=capture.buffers)
     capture.agree = found_by_any if capture.sharded else capture.agree
+    if bundles is not None:
+        capture.open_leaf, capture.has_say = open_leaf, has_say
     place.agree(config)
     if plan.handed is not None:
         plan.handed.warns(lambda text: place.events.write("warning", text=text))

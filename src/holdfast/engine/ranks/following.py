@@ -7,7 +7,6 @@ same word. Belongs to the thread of the user's loop.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, SupportsFloat
@@ -15,6 +14,7 @@ from typing import Any, ClassVar, SupportsFloat
 from holdfast.core.errors import Evicted
 from holdfast.core.words import Registration, View
 from holdfast.engine.ranks.forming import of_rank
+from holdfast.engine.ranks.given_means import MEAN, SETTLED, WAIT_S, PartOfMean
 from holdfast.engine.ranks.link import Link, Message
 from holdfast.engine.ranks.whole_state import FollowingCheckpoints, join_capture, join_restore
 from holdfast.engine.worker import TICK_S, Worker
@@ -23,9 +23,6 @@ from holdfast.membership.planes import Reduction
 from holdfast.net.groups import BrokenGroup
 from holdfast.placement.ranks import ranks_here
 from holdfast.reduce.arena import Arena
-
-MEAN_WAIT_S = 30.0  # another group's rank puts the mean there when it comes to it
-MEAN_AGAIN_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,7 @@ class FollowingWorker(Worker):
         checkpoints.heed_until_through = self._until_through
         self.ranks, self.rank = ranks_here().count, ranks_here().rank
         self._first = Link(ranks_here().links[0])
+        self._part_of_mean = PartOfMean(self._first, self.gradients, self._fetch_mean)
         self._given = False  # rank 0's loop has the word
         return self
 
@@ -89,7 +87,7 @@ class FollowingWorker(Worker):
     def computed(self, step: int, durations_s: Sequence[SupportsFloat], *, over: str = "") -> None:
         found = self.gradients
         metrics = {name: {at: float(one) for at, one in values.items()} for name, values in found.metrics.items()}
-        self._first.send("computed", step, metrics, dict(found.gathered))
+        self._first.send("computed", step, metrics, dict(found.gathered), tuple(found.sums.present))
 
     def tell(self, event: m.Event) -> None:
         """Rank 0 tells its machine the same, and mine hears of it from there."""
@@ -135,13 +133,8 @@ class FollowingWorker(Worker):
     def _hear_note(self, step: int, member: str, note: Any) -> None:
         self.gradients.heard_note(step, member, note)
 
-    def _fetch_mean(self, step: int, peer: str) -> None:
-        """My part of a mean that rank 0 was given by a peer: from that peer's rank, as soon as it has put it there."""
-        deadline = time.monotonic() + MEAN_WAIT_S
-        while not self._catching.fetch_into(step, (peer,), self._registrations):
-            if time.monotonic() > deadline:
-                self.leaving.leave(m.End("evicted", f"the mean of step {step} did not arrive at rank {self.rank}"))
-            time.sleep(MEAN_AGAIN_S)
+    def _fetch_mean(self, step: int, peer: str) -> bool:
+        return self._catching.fetch_into(step, (peer,), self._registrations)
 
     @property
     def _plane(self) -> Plane | None:
@@ -164,7 +157,7 @@ class FollowingWorker(Worker):
 
     def _put_mean(self, effect: m.Give) -> None:
         kept = self.gradients.kept
-        if kept is None or kept.step != effect.step or not self._catching.desk.put(kept, 2 * MEAN_WAIT_S):
+        if kept is None or kept.step != effect.step or not self._catching.desk.put(kept, 2 * WAIT_S):
             raise Evicted(f"the mean of step {effect.step}, which others lack, is no longer whole here")
 
     def _fetch_part(self, effect: m.Fetch) -> None:
@@ -176,7 +169,8 @@ class FollowingWorker(Worker):
         "memory": _hear_memory,
         "registrations": _hear_registrations,
         "note": _hear_note,
-        "mean": _fetch_mean,
+        MEAN: lambda worker, step, giver: worker._part_of_mean.look(step, giver),
+        SETTLED: lambda worker, taken: worker._part_of_mean.settle(taken),
         "given": _hear_given,
         "capture": _join_capture,
         "restore": _join_restore,

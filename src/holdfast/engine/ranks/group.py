@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from holdfast.core.errors import ConfigError
+from holdfast.engine.ranks.used import UsedParameters
 from holdfast.placement.launched import environment_of_process
 from holdfast.placement.ranks import ranks_here
 from holdfast.state.local import is_sharded
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from holdfast.engine.ranks.scatter import TreeScatter
 
 DIMENSION = "shard"
 NEEDED = "set_custom_reduce_scatter"  # of FSDPModule: what torch must have for groups
@@ -32,6 +35,8 @@ class Group:
 
 
 _group: Group | None = None
+_scatters: list[TreeScatter] = []  # of the model that is sharded
+_used: list[UsedParameters] = []  # of that model, where other ranks have parts of it
 
 
 def group() -> Group:
@@ -103,15 +108,43 @@ def take_sums(model: torch.nn.Module) -> bool:
         )
     from holdfast.engine.ranks.scatter import TreeScatter
 
+    _scatters.clear()
+    _used[:] = [UsedParameters(model)] if here.count > 1 else []
     for module in model.modules():
         if hasattr(module, NEEDED):
             fsdp: Any = module
             fsdp.set_force_sum_reduction_for_comms(True)
             fsdp.set_gradient_divide_factor(1.0)
-            fsdp.set_custom_reduce_scatter(TreeScatter())
+            _scatters.append(TreeScatter(_dtype_of(module)))
+            fsdp.set_custom_reduce_scatter(_scatters[-1])
             if here.count > 1 and hasattr(fsdp, UNUSED):  # a parameter that some leaves use and some do not
                 fsdp.set_reduce_scatter_unused_params(True)
     return True
+
+
+def _dtype_of(module: torch.nn.Module) -> torch.dtype | None:
+    """Of the parameters that this module gathers itself, which FSDP2 wants to be alike where they are trained."""
+    below = {
+        id(one)
+        for inner in module.modules()
+        if inner is not module and hasattr(inner, NEEDED)
+        for one in inner.parameters()
+    }
+    own = [one for one in module.parameters() if id(one) not in below]
+    return next((one.dtype for one in own if one.requires_grad), own[0].dtype if own else None)
+
+
+def open_leaf(weight: float) -> None:
+    """A shard begins: what the gradients of this rank's leaf count for."""
+    for scatter in _scatters:
+        scatter.open(weight)
+    for used in _used:
+        used.open()
+
+
+def has_say(parameter: torch.Tensor, grad: torch.Tensor) -> bool:
+    """Whether this rank's leaf has a gradient of a parameter: FSDP2 gives zeros to what it does not use."""
+    return not _used or any(used.has_say(parameter, grad) for used in _used)
 
 
 def found_by_any(words: str) -> str:

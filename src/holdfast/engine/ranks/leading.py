@@ -1,8 +1,9 @@
 """Rank 0 of a group: a worker like any other, whose machine speaks for all ranks.
 
-Whatever its machine handles, the machines of the other ranks handle too (following.py). Three things it tells its
-machine only when all ranks have done them: that the shards are computed, that the sums are added up, that the state is
-here. So a step that one plane has not reduced is committed in none. Belongs to the thread of the user's loop.
+Whatever its machine handles, the machines of the other ranks handle too (following.py). Four things it tells its
+machine only when all ranks have done them: that the shards are computed, that the sums are added up, that a mean which
+another group gives is here (given_means.py), that the state is here. So a step whose mean one plane lacks is committed
+in none. Belongs to the thread of the user's loop.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat
 
+from holdfast.engine.ranks.given_means import why_not_in_all
 from holdfast.engine.ranks.link import Links
 from holdfast.engine.worker import Worker
 from holdfast.membership import messages as m
@@ -27,6 +29,7 @@ class LeadingWorker(Worker):
     def lead(self) -> LeadingWorker:
         self.ranks = ranks_here().count
         self._others = Links(ranks_here().links)
+        self.gradients.why_not_in_all = self._why_not_in_all
         self._arenas: tuple[int, set[str]] = (0, set())  # of which members the others have the memory, in which view
         return self
 
@@ -38,11 +41,12 @@ class LeadingWorker(Worker):
     def computed(self, step: int, durations_s: Sequence[SupportsFloat], *, over: str = "") -> None:
         """Also by the other ranks, whose metrics go along with mine."""
         gradients = self.gradients
-        for theirs, metrics, gathered in self._others.hear("computed", STEP_S):
+        for theirs, metrics, gathered, present in self._others.hear("computed", STEP_S):
             assert theirs == step, f"a rank has computed step {theirs}, and this one {step}"
             for name, values in metrics.items():
                 gradients.metrics.setdefault(name, {}).update(values)
             gradients.gathered.update(gathered)
+            gradients.sums.present.update(present)
         self._others.tell("note", step, self.machine.me, gradients.note())
         super().computed(step, durations_s, over=over)
 
@@ -74,9 +78,12 @@ class LeadingWorker(Worker):
         step = getattr(item.message, "step", -1)
         if isinstance(item.message, m.Ready) and (note := self.gradients.note_of(step, item.peer)) is not None:
             self._others.tell("note", step, item.peer, note)
-        kept = self.gradients.kept
-        if isinstance(item.message, m.GivenMean) and kept is not None and kept.step == step:
-            self._others.tell("mean", step, item.peer)
+
+    def _why_not_in_all(self, step: int, giver: str) -> str:
+        def is_gone() -> bool:
+            return bool(self._interrupted()) or giver not in self._registrations
+
+        return why_not_in_all(self._others, step, giver, is_gone=is_gone)
 
     def _read_mail(self) -> None:
         known = self._registrations
