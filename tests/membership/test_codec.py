@@ -28,11 +28,12 @@ messages: st.SearchStrategy[Message] = st.one_of(
         st.text(max_size=40),
         st.lists(st.text(max_size=20), max_size=5).map(tuple),
         doubt=st.booleans(),
+        given=st.integers(-1, (1 << 40) - 1),
     ),
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("tsvcnlxkdfpmy"), inner, max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("tsvcnlxkdfpmyg"), inner, max_size=5),
     max_leaves=10,
 )
 

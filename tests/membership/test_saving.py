@@ -12,6 +12,7 @@ from holdfast.membership import messages as m
 from holdfast.membership.codec import decode, encode
 from holdfast.membership.machine import Machine, Phase
 from holdfast.membership.view_rules import LedgerState, Registered, Report
+from holdfast.membership.whereabouts import Whereabouts
 from holdfast.net.framing import LENGTH
 
 MEMBERS = ("w0.1", "w1.1")
@@ -183,12 +184,32 @@ def test_the_first_members_reason_is_everybodys() -> None:
 
 def test_who_is_here_and_who_has_gone_on() -> None:
     machine = trains()
-    assert machine.is_here("w1.1") and not machine.is_here("w2.1") and not machine.has_gone_on("w1.1", 0)
+    assert machine.is_here("w1.1") and not machine.is_here("w2.1") and not machine.others.has_gone_on("w1.1", 0)
     reduced(machine, 0)
     machine.handle(m.Heard(1, "w1.1", m.Ready(1, (2, 3))), NOW)
-    assert machine.has_gone_on("w1.1", 1) and not machine.has_gone_on("w1.1", 2)
+    assert machine.others.has_gone_on("w1.1", 1) and not machine.others.has_gone_on("w1.1", 2)
     machine.handle(m.PeerLost(1, "w1.1", "gone"), NOW)
     assert machine.phase is Phase.APPLYING and not machine.is_here("w1.1")
+
+
+def test_a_joiner_tells_in_later_views_too_with_what_state_it_came() -> None:
+    """It has not been through the lines of the steps before, and nobody waits for it there."""
+    joiner = Machine("w1.1", shards=4, digest="same", two_rounds=False, checkpoints=False)
+    registered = tuple(Registered(id, index) for index, id in enumerate(MEMBERS))
+    joiner.handle(m.LedgerSaw(LedgerState(View(1, MEMBERS), 1, registered, size=2)), NOW)
+    joiner.handle(m.Heard(1, "w0.1", Report(5, (), True)), NOW)
+    joiner.handle(m.Loaded(5), NOW)
+    joiner.handle(m.PeerLost(1, "w0.1", "a connection broke"), NOW)
+    joiner.handle(m.LedgerSaw(LedgerState(View(2, MEMBERS), 2, registered, size=2)), NOW)
+    effects = joiner.handle(m.Computed(5), NOW)
+    (report,) = (one.message for one in effects if isinstance(one, m.Broadcast) and isinstance(one.message, Report))
+    assert report.given == 5
+    others = Whereabouts({"w1.1": report, "w0.1": Report(5, (), True)}, {}, None)
+    assert others.came_with("w1.1", 5) and not others.came_with("w1.1", 6) and not others.came_with("w0.1", 0)
+
+
+def test_who_took_the_initial_state_of_another_has_been_through_everything() -> None:
+    assert trains("w1.1").given == -1
 
 
 def test_what_is_shared_travels() -> None:

@@ -23,6 +23,9 @@ CHUNKS = 12
 REGRESSIONS = (1093, 1389, 1552, 4478)
 AS_THEN = {"network": "quick", "ambushes": 0.0, "in_steps": False, "shards_take": 1.0}  # rougher schedules came later
 
+# As 1093, but the joiner came in a view in which the mean was not given yet: it was in the next one.
+CAME_BEFORE = 1006688
+
 # A joiner that is stopped before it asks for the state, and asks when its lease is gone and the others are in the lines
 # after their loop: it was given what these lines had made of the state, and ran them once more.
 ASKS_TOO_LATE = (2528, 6160, 6318)
@@ -42,6 +45,10 @@ def test_no_schedule_breaks_a_promise(chunk: int) -> None:
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_what_once_failed(seed: int) -> None:
     assert simulate(seed, **AS_THEN).books.finishers
+
+
+def test_nobody_waits_for_one_that_came_with_a_later_state_in_a_view_before() -> None:
+    assert simulate(CAME_BEFORE).books.finishers
 
 
 @pytest.mark.parametrize("seed", ASKS_TOO_LATE)

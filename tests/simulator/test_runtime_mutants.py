@@ -26,6 +26,7 @@ from holdfast.membership.loop_ends import LoopCount
 from holdfast.membership.machine import Machine
 from holdfast.membership.stopping import StopWishes
 from holdfast.membership.view_rules import Plan
+from holdfast.membership.whereabouts import Whereabouts
 from holdfast.net.groups import Group
 from holdfast.reduce import hosts, shared_memory
 from holdfast.state.snapshot import Snapshot
@@ -128,12 +129,12 @@ def nothing_follows_a_stop_of_some(patch: Patch) -> None:
 
 def those_who_have_been_there_are_waited_for(patch: Patch) -> None:
     """One that is given a step's mean waits in its lines for a joiner, which waits to hear whether that one stops."""
-    patch.setattr(Machine, "has_applied", lambda self, member, step: False)
+    patch.setattr(Whereabouts, "has_applied", lambda self, member, step: False)
 
 
 def joiners_are_waited_for_at_lines_they_pass(patch: Patch) -> None:
     """As it once was: seed 1093."""
-    patch.setattr(Plan, "gives_state", lambda self, member: False)
+    patch.setattr(Whereabouts, "came_with", lambda self, member, step: False)
 
 
 def views_are_set_without_compare(patch: Patch) -> None:

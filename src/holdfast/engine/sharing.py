@@ -88,9 +88,9 @@ class Sharing:
 
     def has_passed(self, peer: str, place: ScriptPlace) -> bool:
         """That one has come further than this place, and so will not come to it."""
-        if self._machine.has_gone_on(peer, place[0] + place[1]):
+        if self._machine.others.has_gone_on(peer, place[0] + place[1]):
             return True
-        if place[1] and self._machine.has_applied(peer, place[0]):
+        if place[1] and self._machine.others.has_applied(peer, place[0]):
             return True  # what it said there it has said again, before it said where it stands
         return any(other > place for other in self._heard.get(peer, ()))
 

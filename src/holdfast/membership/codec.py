@@ -96,6 +96,8 @@ def encode(message: Message | Shared | Stored, note: Any = None) -> bytes:
             fields["y"] = True
         if message.over:
             fields["q"] = message.over[:REASON_MAX]
+        if message.given >= 0:
+            fields["g"] = message.given
     return frame(_dumps(fields).encode())
 
 
@@ -130,7 +132,8 @@ def decode(body: bytes | bytearray) -> tuple[Message | Shared | Stored, Any]:
         former = _names(fields.get("f", []))
         kept, searched, doubt = bool(fields.get("k")), bool(fields.get("o")), bool(fields.get("y"))
         known = str(fields.get("d", "")), former, searched, _pace(fields), _size(fields), doubt, _reason(fields)
-        return Report(position, _shards(fields), kept, *known), None
+        given = _step(fields, "g") if "g" in fields else -1
+        return Report(position, _shards(fields), kept, *known, given), None
     if kind == "shared":
         return Shared(_place(fields), _items(fields)), None
     if kind == "stored":
@@ -169,8 +172,8 @@ def _reason(fields: dict[str, Any]) -> str:
     return str(fields.get("q", ""))[:REASON_MAX]
 
 
-def _step(fields: dict[str, Any]) -> int:
-    step = fields.get("s")
+def _step(fields: dict[str, Any], key: str = "s") -> int:
+    step = fields.get(key)
     if type(step) is not int or not 0 <= step < STEP_MAX:
         raise ProtocolError(f"a peer sent the step {str(step)[:40]!r}")
     return step

@@ -20,6 +20,7 @@ from holdfast.membership.phases import TRANSITIONS, Phase
 from holdfast.membership.step_rules import StepRules
 from holdfast.membership.stopping import Stopping
 from holdfast.membership.view_rules import LedgerState, Plan, Report, must_search, reconcile
+from holdfast.membership.whereabouts import Whereabouts
 
 
 class Stepping(ABC):
@@ -47,6 +48,7 @@ class Stepping(ABC):
         self.view: View | None = None  # the newest view that I am a member of
         self.ledger = LedgerState()
         self.next: int | None = None  # the first step I have not applied
+        self.given = -1  # the step of the state that I was given
         self.held: frozenset[int] = frozenset()
         self.kept: int | None = None  # the step whose reduced gradient I still have
         self.assigned: tuple[int, ...] = ()
@@ -181,13 +183,13 @@ class Stepping(ABC):
     # ---- getting level
 
     def _report(self, former: tuple[str, ...]) -> Report:
-        size = 0 if self.step_rules.whole else self.ledger.size
+        size, doubt = 0 if self.step_rules.whole else self.ledger.size, self.doubt.stands
         if self.next is None:
-            return Report(None, (), False, self.digest, former, self._searched, self._pace, size, self.doubt.stands)
+            return Report(None, (), False, self.digest, former, self._searched, self._pace, size, doubt)
         kept = self.kept is not None and self.kept == self.next - 1
         held = tuple(sorted(self.held))
         over = self.stopping.wishes.for_step(self.next)
-        return Report(self.next, held, kept, "", former, False, self._pace, size, self.doubt.stands, over)
+        return Report(self.next, held, kept, "", former, False, self._pace, size, doubt, over, self.given)
 
     def _reconcile_if_complete(self, now: float) -> list[m.Effect]:
         assert self.view is not None
@@ -278,16 +280,9 @@ class Stepping(ABC):
             return False
         return member in self.view.members and member not in self._lost
 
-    def has_gone_on(self, member: str, step: int) -> bool:
-        """Whether that one's shards of this step, or of a later one, are done."""
-        return any(member in ready for number, ready in self._ready.items() if number >= step)
-
-    def has_applied(self, member: str, step: int) -> bool:
-        """Whether that one had applied this step when the view began, or is given a later state in it."""
-        report, plan = self._reports.get(member), self.plan
-        if plan is None or report is None:
-            return False
-        return (plan.step if member in plan.fetches else report.next or 0) > step
+    @property
+    def others(self) -> Whereabouts:
+        return Whereabouts(self._reports, self._ready, self.plan)
 
     def is_ready(self, step: int) -> bool:
         """Whether any member's shards of this step are done."""
@@ -296,6 +291,7 @@ class Stepping(ABC):
     def _loaded(self, event: m.Loaded, now: float) -> list[m.Effect]:
         if self.phase is not Phase.LOADING or self.plan is None or event.step != self.plan.step:
             return []
+        self.given = -1 if self.is_origin else event.step  # of the initial state everybody has been through all
         effects = self._is_level_again(event.step, now)
         return [*effects, m.Broadcast(m.Fetched(event.step)), *self._start(event.step, ())]
 

@@ -110,6 +110,7 @@ class Report:
     size: int = 0  # where steps need not be whole: how many workers the run is meant to have, as it has heard
     doubt: bool = False  # it was offered states that differ, or has heard so: see doubting.py
     over: str = ""  # its script wants to stop before that step, and why: see stopping.py
+    given: int = -1  # the step of the state that it was given: what is in that, it has not been through itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +123,6 @@ class Plan:
     fetches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # who lacks state -> who has it
     evicted: Mapping[str, str] = field(default_factory=dict)  # who cannot be made level -> why
     compares: bool = False  # before anybody fetches, those who have the state compare it: see doubting.py
-
-    def gives_state(self, member: str) -> bool:
-        """Whether that one is given its state in this view: what is in that, it has not been through itself."""
-        return member in self.fetches
 
 
 def propose_next(me: str, ledger: LedgerState, standing: Standing, timing: Timing) -> Decision:

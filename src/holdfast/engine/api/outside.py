@@ -360,8 +360,8 @@ class Outside:
 
     def _others(self, place: ScriptPlace) -> list[str]:
         """The other members that may come to this place, or have been there: not who came with a later state."""
-        sharing, plan = self.sharing, self._worker.machine.plan
-        return [o for o in sharing.others() if not (plan and plan.gives_state(o) and sharing.has_passed(o, place))]
+        sharing, known, state = self.sharing, self._worker.machine.others, place[0] + place[1]
+        return [o for o in sharing.others() if not (known.came_with(o, state) and sharing.has_passed(o, place))]
 
     def come_to(self, place: ScriptPlace, what: str) -> None:
         """Who waits for me here, or elsewhere in vain, must know that I am at this call."""
