@@ -13,7 +13,10 @@ torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)  # imports torch._
 
 
 @pytest.fixture
-def device() -> Iterator[torch.device]:
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    assert request.path.stem.endswith("_cases"), (
+        "after the first backward with a device no fork of this process computes"
+    )
     if not simulated.is_built():
         pytest.skip("the simulated device is not compiled: make install does it, where g++ is")
     torch.set_num_threads(1)

@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 CASES = [
     ("simulated_device_cases.py", ""),
     ("copies_cases.py", ""),
+    ("fingerprint_cases.py", ""),
     ("training_cases.py", "any_number_of_workers"),
     ("training_cases.py", "process_group"),
     ("training_cases.py", "two_hosts or killed_worker"),
