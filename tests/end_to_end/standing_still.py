@@ -29,7 +29,7 @@ def plant(how: str, at: int) -> None:
     def mute(self: Worker, effect: m.Broadcast) -> None:
         group = self._group
         if group is not None and isinstance(effect.message, m.Ready) and effect.message.step >= at:
-            group.send = lambda *_: None  # type: ignore[method-assign]
+            group.send = lambda *_, **__: None  # type: ignore[method-assign]
         broadcast(self, effect)
 
     def forget(self: Worker, step: int, *rest: Any, **more: Any) -> None:

@@ -13,10 +13,14 @@ SCRIPT = """
 import os, signal, sys
 from holdfast.placement import ranks
 ranks.END_TOGETHER_S = float(sys.argv[2])
+gate, through = os.pipe()
 ranks.fork()
 here = ranks.ranks_here().rank
 if here == int(sys.argv[1]):
+    os.read(gate, 1)  # rank 0 is through
     exec(sys.argv[3])
+come = ranks._come_to_their_ends
+ranks._come_to_their_ends = lambda group: os.write(through, b"!") and come(group)
 os._exit(0 if here else ranks.let_the_others_end(0))
 """
 

@@ -281,7 +281,7 @@ def test_a_death_and_a_checkpoint_while_one_is_late(tmp_path: Path) -> None:
                 wait_until(there.exists, "the others go on")
             elif worker != "w2.1" and step == 3:
                 there.touch()
-            elif worker == "w1.1" and (step, shard) == (4, 0):
+            elif worker == "w1.1" and step >= 4:  # it may be late, too
                 die()
 
         return act

@@ -119,8 +119,7 @@ def test_who_is_lost_in_the_middle_of_a_move_costs_nothing(number: int, right: s
 
     def survive() -> dict[str, Any]:
         found = train()
-        assert [event["peer"] for event in events(os.environ["HOLDFAST_WORKER"], "lost")].count("w2.1") == 1
-        return found
+        return {**found, "lost": [event["peer"] for event in events(os.environ["HOLDFAST_WORKER"], "lost")]}
 
     def survive_and_bury() -> dict[str, Any]:
         found = survive()
@@ -131,6 +130,8 @@ def test_who_is_lost_in_the_middle_of_a_move_costs_nothing(number: int, right: s
     bodies = {"w0.1": survive, "w1.1": survive_and_bury, "w2.1": lambda: train(at_move=vanish)}
     found = forked(bodies, path=PATH, lease_s=2.0)
     assert found.pop("w2.1").signal == signal.SIGKILL
+    lost = [outcome.value.pop("lost") for outcome in found.values() if outcome.value]
+    assert all(lost) and any("w2.1" in one for one in lost), "who hears of it second sees the first one's end"
     assert digest_of(found, moves=6) == right
 
 
