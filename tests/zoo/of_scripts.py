@@ -180,10 +180,12 @@ DATA = [
         data="""
         import random
 
+        rows, labels = x, y  # the loop below has another x and y
+
         class Shuffled(torch.utils.data.IterableDataset):
             def __iter__(self):
-                for number in random.sample(range(len(x)), len(x)):
-                    yield x[number], y[number]
+                for number in random.sample(range(len(rows)), len(rows)):
+                    yield rows[number], labels[number]
 
         dataset = Shuffled()
     """,
@@ -192,13 +194,15 @@ DATA = [
         "iterable-with-a-position",
         "an iterable of whole batches of several sizes, with `state_dict` and `load_state_dict`",
         data="""
+        rows, labels = x, y  # the loop below has another x and y
+
         class Batches:
             at = 0
 
             def __iter__(self):
                 while self.at < 80:
                     start, self.at = self.at, self.at + 16 + self.at % 5
-                    yield x[start : self.at], y[start : self.at]
+                    yield rows[start : self.at], labels[start : self.at]
                 self.at = 0
 
             def state_dict(self):
