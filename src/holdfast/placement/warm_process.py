@@ -97,8 +97,8 @@ _NOT_MISSED = {"jemalloc_bg_thd"}  # Arrow's allocator, which pandas brings: its
 
 
 def _check() -> None:
-    names = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
-    threads = sum(name not in _NOT_MISSED for name in names) - 1
+    names = [_name_of(task) for task in Path("/proc/self/task").iterdir()]
+    threads = len([name for name in names if name and name not in _NOT_MISSED]) - 1
     if threads > 0:
         raise Unfit(f"what the script imports has started {threads} threads, which a fork would lose")
     torch: Any = sys.modules.get("torch")
@@ -108,6 +108,14 @@ def _check() -> None:
         os._exit(int(asked is not None and asked()))
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0:
         raise Unfit("what the script imports has opened the GPU, which a fork would lose")
+
+
+def _name_of(thread: Path) -> str:
+    """Empty: it has just ended."""
+    try:
+        return thread.joinpath("comm").read_text().strip() or "nameless"
+    except OSError:
+        return ""
 
 
 def _name_place() -> tuple[int, int]:
