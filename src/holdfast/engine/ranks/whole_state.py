@@ -17,6 +17,7 @@ import torch.distributed as dist
 from holdfast.core.errors import Evicted
 from holdfast.engine.ranks.link import Links, Message
 from holdfast.engine.transfer.checkpointing import NoCheckpoints
+from holdfast.engine.transfer.wrapping import WrappedCheckpoints
 from holdfast.placement.ranks import Ranks
 from holdfast.state.codec import unflatten, unpack_tree
 from holdfast.state.layout import TensorSpec, allocate, as_bytes, spec_of
@@ -50,23 +51,17 @@ class WholeStates:
         self._holder.restore(Snapshot(snapshot.step, snapshot.tree, tuple(parts)), adopt=adopt)
 
 
-class LeadingCheckpoints(NoCheckpoints):
+class LeadingCheckpoints(WrappedCheckpoints):
     """In rank 0: those of a worker by itself, and a word to the others, which wait for it in a line of the script."""
 
-    _AS_THEY_ARE = (
+    AS_THEY_ARE = (
         *("is_due", "save", "note", "prepare", "wait_copied", "member_lost", "arrived", "settle_up_to", "settle"),
         *("newest", "close", "search_at", "is_search_due", "search"),
     )
 
     def __init__(self, inner: NoCheckpoints, links: Links) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._links = links
-        self.keeps = inner.keeps
-        vars(self).update({name: getattr(inner, name) for name in self._AS_THEY_ARE})
-
-    @property
-    def saving(self) -> bool:  # type: ignore[override]
-        return self._inner.saving
 
     def save_last(self, step: int, members: tuple[str, ...], metrics: Mapping[str, float]) -> None:
         self._inner.save_last(step, members, metrics)
